@@ -95,7 +95,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resume(enum.Enum):
-    """What becomes of a field when a sequence goes on in another engine process.
+    """How a field is treated when a sequence goes on in another engine process.
 
     Its prompt and its tokens are the new prompt there. That is the same sequence for a model, whose next token depends
     on nothing but the tokens before it.
@@ -122,7 +122,7 @@ class PartOf(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Trait:
-    """What is decided about a field of a request.
+    """The decisions about a field of a request.
 
     The server honours it for every engine, or an engine does whose `Ready.features` have `feature` (by default the
     field's name). A refusal calls it `shown`, and adds `advice`.

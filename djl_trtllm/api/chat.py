@@ -21,7 +21,7 @@ from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import PromptTooLongError, UnsupportedParameterError
-from djl_trtllm.request import GenerationRequest, Guide, GuideKind, ImageSource, Sampling, ThinkingBudget
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling, ThinkingBudget
 
 MOST_TOOLS = 128
 _LONGEST_NAME = 256
@@ -131,20 +131,9 @@ TOOLS = (
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-
-def _read_effort(value: Any) -> str:
-    if value not in _EFFORTS:
-        raise ValueError("")
-    return str(value)
-
-
 THINKING = (
     Parameter(("enable_thinking",), kinds.BOOLEAN, "enable_thinking"),
-    Parameter(
-        ("reasoning_effort",),
-        Kind(f"one of {', '.join(_EFFORTS)}", _read_effort, {"enum": [*_EFFORTS]}),
-        "reasoning_effort",
-    ),
+    Parameter(("reasoning_effort",), kinds.one_of(f"one of {', '.join(_EFFORTS)}", *_EFFORTS), "reasoning_effort"),
     Parameter(("include_reasoning",), neutral=(True,)),
     Parameter(
         ("thinking_token_budget", "thinking_budget", "max_thinking_tokens"),
@@ -189,7 +178,7 @@ def tools_problem(model: ModelContext) -> str | None:
 
 
 def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problems) -> ToolUse | None:
-    """What to do about `tools` and `tool_choice`. None if the model is not shown any."""
+    """The use of tools that `tools` and `tool_choice` ask for. None if the model is not shown any."""
     tools: list[dict[str, Any]] = values.get("tools", [])
     choice = values.get("tool_choice", "auto")
     forced = choice not in ("none", "auto")
@@ -257,25 +246,22 @@ def from_opaque(value: Any) -> str:
         return ""
 
 
-def fit_messages(
-    messages: list[dict[str, Any]], model: ModelContext, problems: Problems
-) -> tuple[list[dict[str, Any]], tuple[ImageSource, ...]]:
-    """The messages as the model's chat template takes them, and their images.
+def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> dict[str, Any]:
+    """The fields `messages`, as the model's chat template takes them, and `images` of a `GenerationRequest`.
 
     The role `developer` is `system` for a template that does not know it, and ids of tool calls have its form.
     Rendering does the same with their arguments (`ChatTemplate.render`).
     """
     messages, images = content.take_images(messages)
-    content.check_images(images, model.tokenizer.chat_source(True), model.options, problems)
-    if any(message.get("role") == _DEVELOPER for message in messages):
-        known = _DEVELOPER in model.tokenizer.chat_source(True)
-        if not known:
-            messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
-    if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
-        return messages, images
-    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
-    ids: dict[str, str] = {}
-    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)], images
+    source = model.tokenizer.chat_source(True)
+    content.check_images(images, source, model.options, problems)
+    if _DEVELOPER not in source:
+        messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
+    if any("tool_calls" in message or "tool_call_id" in message for message in messages):
+        own = parsers.tool_format(model.options.tool_call_parser, source) or parsers.REQUIRED
+        ids: dict[str, str] = {}
+        messages = [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
+    return {"messages": messages, "images": images}
 
 
 def _fit(
@@ -313,7 +299,7 @@ _DEVELOPER = "developer"
 def _guide(
     choice: Any, tools: list[dict[str, Any]], parallel: bool, values: dict[str, Any], problems: Problems
 ) -> Guide | None:
-    """What a forced call has to look like: a list of calls, or the arguments of the one function."""
+    """The guide of a forced call: a list of calls, or the arguments of the one function."""
     if values.get("guide") is not None:
         problems.invalid.append(
             f"'tool_choice' is {show(choice)}, and another parameter constrains the output too: give one of them"
@@ -360,7 +346,7 @@ def _parameters(function: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Parsing:
-    """What to look for in the output."""
+    """The calls and the reasoning that the output may have."""
 
     tools: ToolUse | None
     reasoning: str
@@ -384,26 +370,18 @@ class Parsing:
 
 
 def chat_request(
-    values: dict[str, Any],
-    sampling: Sampling,
-    logprobs: bool,
-    messages: list[dict[str, Any]],
-    tools: ToolUse | None,
-    model: ModelContext,
-    images: tuple[ImageSource, ...] = (),
+    values: dict[str, Any], sampling: Sampling, logprobs: bool, tools: ToolUse | None, model: ModelContext
 ) -> tuple[GenerationRequest, Parsing]:
-    """The request of the values that a table has read, and what to look for in its output.
+    """The request of the values that a table has read and `fit_messages`, and what to look for in its output.
 
     Raises UnsupportedParameterError for a budget where it is not known how the model ends its reasoning.
     """
-    _set_thinking(values, model)
+    set_thinking(values, model)
     if tools is None:
         values.pop("tools", None)
     elif tools.guide is not None:
         values["guide"] = tools.guide
-    generation = shared.generation_request(
-        values, sampling, logprobs, messages=messages, template=read_template(values), images=images
-    )
+    generation = shared.generation_request(values, sampling, logprobs, template=read_template(values))
     parsing = Parsing(tools, _reasoning(model, values))
     if (budget := _thinking_budget(values, parsing, model)) is not None:
         generation = replace(generation, thinking=budget)
@@ -434,16 +412,9 @@ def _thinking_budget(values: dict[str, Any], parsing: Parsing, model: ModelConte
     return budget
 
 
-def prompt_text(
-    messages: list[dict[str, Any]],
-    values: dict[str, Any],
-    tools: ToolUse | None,
-    model: ModelContext,
-    render: Render | None,
-) -> str:
-    """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
-    _set_thinking(values, model)
-    template = read_template(values if tools is not None else {**values, "tools": None}) or {}
+def prompt_text(values: dict[str, Any], model: ModelContext, render: Render | None) -> str:
+    """The prompt of a chat that is only tokenised. `render` waits for the process that renders chats."""
+    messages, template = values["messages"], read_template(values) or {}
     return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
 
 
@@ -460,7 +431,7 @@ def token_ids(text: str, model: ModelContext, *, special: bool) -> list[int]:
     return model.tokenizer.encode(text, special)
 
 
-def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
+def set_thinking(values: dict[str, Any], model: ModelContext) -> None:
     """Make `enable_thinking` and `reasoning_effort` keywords of the model's chat template, where it has them.
 
     Effort "none" turns thinking off. A keyword that the request sets in `chat_template_kwargs` stays.

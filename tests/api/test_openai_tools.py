@@ -12,14 +12,12 @@ import pytest
 
 from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.chat import Parsing, ToolUse, fit_messages, read_tool_use
-from djl_trtllm.api.choices import Response
-from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, ParsedChoice
+from djl_trtllm.api.dialects.openai.responses import ChatEncoder, ParsedChatStreamEncoder, Response
 from djl_trtllm.api.output_parsers import (
     CallArguments,
     CallStart,
     Content,
     Event,
-    NamedParser,
     OutputParser,
     PlainParser,
     Reasoning,
@@ -30,7 +28,7 @@ from djl_trtllm.api.parameters import Problems
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceResult, Token
 from djl_trtllm.service.model import Model
-from tests.api.models import FAILURE, check_golden, parse_lines
+from tests.api.models import check_golden, parse_lines
 from tests.support.dialogues import parse
 from tests.support.in_process import played_model
 from tests.support.tables import by_rows, table
@@ -98,6 +96,7 @@ def test_required_calls_are_a_list_by_a_guide(tokenizer: Tokenizer) -> None:
     first, second = described["items"]["anyOf"]
     assert first["properties"] == {"name": {"type": "string", "enum": ["weather"]}, "parameters": WEATHER_SCHEMA}
     assert second["properties"]["parameters"] == {"type": "object", "properties": {}}
+    assert first["required"] == second["required"] == ["name", "parameters"]
     one = use(tokenizer, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
     assert schema(one)["maxItems"] == 1
 
@@ -175,9 +174,10 @@ def call(arguments: Any, call_id: str = "call_0123456789") -> Values:
 
 def fit(tokenizer: Tokenizer, template: str, *messages: Values) -> list[Values]:
     problems = Problems()
-    fitted, _ = fit_messages(list(messages), tool_model(tokenizer, template), problems)
+    fitted = fit_messages(list(messages), tool_model(tokenizer, template), problems)
     assert problems == Problems()
-    return fitted
+    found: list[Values] = fitted["messages"]
+    return found
 
 
 def test_messages_without_calls_stay_as_they_are(tokenizer: Tokenizer) -> None:
@@ -205,7 +205,8 @@ def test_ids_are_as_long_as_the_template_wants_them(tokenizer: Tokenizer) -> Non
         {"role": "tool", "content": "sunny", "tool_call_id": "call_0123456789"},
     ]
     assistant, tool = fit(tokenizer, MISTRAL, *messages)
-    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == "123456789"
+    (alone,) = fit(tokenizer, MISTRAL, messages[1])
+    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == alone["tool_call_id"] == "123456789"
 
 
 def test_ids_name_the_function_where_the_template_wants_it(tokenizer: Tokenizer) -> None:
@@ -231,24 +232,6 @@ def test_what_is_no_call_is_named(tokenizer: Tokenizer, calls: Any) -> None:
     (told,) = problems.invalid
     assert told.startswith("'messages[1].tool_calls[0]' is ")
     assert orjson.dumps(messages)
-
-
-def test_a_forced_call_has_a_name_and_parameters(tokenizer: Tokenizer) -> None:
-    values: Values = {"tools": [TIME, WEATHER], "tool_choice": "required"}
-    use = read_tool_use(values, tool_model(tokenizer, HERMES), Problems())
-    assert use is not None and use.parallel
-    guide = values["guide"] if use.guide is None else use.guide
-    schema = orjson.loads(guide.value)
-    assert [each["required"] for each in schema["items"]["anyOf"]] == [["name", "parameters"]] * 2
-    assert ToolUse(None, FORMAT).parallel
-
-
-def test_the_id_of_an_answer_to_a_call_is_fitted_without_calls(tokenizer: Tokenizer) -> None:
-    problems = Problems()
-    (message,), _ = fit_messages(
-        [{"role": "tool", "tool_call_id": "call_0123456789", "content": "x"}], tool_model(tokenizer, MISTRAL), problems
-    )
-    assert len(message["tool_call_id"]) == 9 and not problems.invalid
 
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -288,7 +271,7 @@ def encode(
     **view: Any,
 ) -> bytes:
     response = Response("id", "wolf", id="0123", created=1700000000, stream=stream, **view)
-    encoder = (ParsedChatStreamEncoder if stream else ParsedChatEncoder)(response, parsing or Parsing(tools(), QWEN3))
+    encoder = (ParsedChatStreamEncoder if stream else ChatEncoder)(response, parsing or Parsing(tools(), QWEN3))
     encoder.begin(Prompt(prompt, 3))
     parts = [chunk for index in range(response.n) for chunk in chunks(text, size, reason, index)]
     return b"".join([encoder.encode(chunk) for chunk in parts])
@@ -330,18 +313,13 @@ def test_an_answer_with_everything_is_as_stored(stream: bool, logprobs: bool) ->
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_streams_and_whole_answers_are_the_same_however_the_text_comes(size: int) -> None:
     expected = {"content": "I look.", "reasoning_content": "Where?", "calls": [ROME, ROME], "reason": "tool_calls"}
-    assert joined(encode(OUTPUT, size)) == expected
-    choice = whole(OUTPUT, size=size)
-    message = choice["message"]
-    assert [message["content"], message["reasoning_content"]] == ["I look.", "Where?"]
-    assert [list(call["function"].values()) for call in message["tool_calls"]] == [ROME, ROME]
-    assert choice["finish_reason"] == "tool_calls"
-
-
-def test_each_choice_is_parsed_by_itself() -> None:
-    body = encode(OUTPUT, n=2)
-    assert joined(body, 0) == joined(body, 1)
-    assert joined(body)["calls"] == [ROME, ROME]
+    body = encode(OUTPUT, size, n=2)
+    assert joined(body) == joined(body, 1) == expected
+    for choice in json.loads(encode(OUTPUT, size, stream=False, n=2))["choices"]:
+        message = choice["message"]
+        assert [message["content"], message["reasoning_content"]] == ["I look.", "Where?"]
+        assert [list(call["function"].values()) for call in message["tool_calls"]] == [ROME, ROME]
+        assert choice["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -354,7 +332,7 @@ def test_an_answer_is_parsed_as_it_comes_and_not_at_its_end(stream: bool) -> Non
     fed: list[str] = []
     response = Response("id", "wolf", stream=stream)
     parsing = Parsing(ToolUse(Watched, FORMAT), "none")
-    encoder = (ParsedChatStreamEncoder if stream else ParsedChatEncoder)(response, parsing)
+    encoder = (ParsedChatStreamEncoder if stream else ChatEncoder)(response, parsing)
     encoder.begin(Prompt("?", 3))
     for number, chunk in enumerate(chunks("The wolf", 2)[:4], 1):
         encoder.encode(chunk)
@@ -402,11 +380,6 @@ def test_the_prompt_may_have_begun_the_reasoning(reasoning: str, prompt: str, te
     assert whole(text, parsing=parsing, prompt=prompt)["message"].get("reasoning_content", "") == thought
 
 
-def test_a_named_call_is_all_of_the_output() -> None:
-    named = ToolUse(functools.partial(NamedParser, "f"), FORMAT)
-    assert joined(encode('{"a": 1}', parsing=Parsing(named, "none")))["calls"] == [["f", '{"a": 1}']]
-
-
 def test_what_is_looked_for_decides_what_is_needed() -> None:
     none = "none"
     unparsed = ToolUse(None, FORMAT)
@@ -414,15 +387,6 @@ def test_what_is_looked_for_decides_what_is_needed() -> None:
     assert [Parsing(tools(), none).needed, Parsing(None, QWEN3).needed] == [True, True]
     assert Parsing(tools(), none).shown_tokens == ("<tool_call>",)
     assert Parsing(None, QWEN3).shown_tokens == ("<think>", "</think>")
-
-
-def test_a_stream_that_fails_ends_with_the_error() -> None:
-    encoder = ParsedChatStreamEncoder(Response("id", "wolf", stream=True), Parsing(tools(), QWEN3))
-    encoder.begin(Prompt("?", 3))
-    failed = SequenceResult(FinishReason.ERROR, 1, None, None, error=FAILURE)
-    body = encoder.encode(OutputChunk(0, [Token(1, "The wolf", None, False)], failed))
-    assert [*parse_lines(body)[-1]] == ["error"] and body.endswith(b"[DONE]\n\n")
-    assert b"The wolf" in body
 
 
 class Played(OutputParser):
@@ -437,15 +401,13 @@ class Played(OutputParser):
 
 def test_events_of_one_kind_that_follow_each_other_are_one_delta() -> None:
     call = {"index": 0, "id": "call_0", "type": "function", "function": {"name": "f", "arguments": ""}}
-    assert ParsedChoice(Played(), tools()).deltas("x", end=True) == [
+    events = parse_lines(encode("x", 1, parsing=Parsing(ToolUse(Played, FORMAT), "none"), n=2))
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"][0]["index"] == 1]
+    assert deltas[1:-1] == [
         {"content": "ab"},
         {"reasoning_content": "c"},
         {"tool_calls": [call]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "{} "}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " "}}]},
         {"reasoning_content": "de"},
     ]
-
-
-def test_what_looks_like_the_beginning_of_a_call_is_content_at_the_end() -> None:
-    text = "The wolf. <tool_"
-    assert whole(text)["message"]["content"] == joined(encode(text))["content"] == text

@@ -33,7 +33,7 @@ class Parameter:
     opener: str
     inner: tuple[str, ...]
     text_end: str
-    """What stands after the word that says whether the value is text; "" if there is no such word."""
+    """The marker after the word that says whether the value is text; "" if there is no such word."""
     closer: str
     on_lines: bool
     """The value stands on lines of its own."""
@@ -55,7 +55,7 @@ class Call:
     closers: tuple[str, ...]
     listed: bool
     name_ends: reader.Markers | None
-    """What may stand after the name; None if the name is in the body."""
+    """Markers one of which stands after the name; None if the name is in the body."""
 
     @classmethod
     def read(cls, text: str, parameter: Parameter | None) -> Call:
@@ -105,7 +105,7 @@ class ToolFormat:
 
     @property
     def openers(self) -> reader.Markers:
-        """What calls begin with: their section, or themselves."""
+        """The markers with which calls begin: that of their section, or their own."""
         own = () if self.section and not self.bare else (call.opener for call in self.call)
         return reader.markers(*filter(None, (self.section, *own)))
 
@@ -141,7 +141,7 @@ FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'
 _KEY = r"([\w.-]{1,256})"
 _QUOTES = reader.PYTHON_QUOTES + "<"
-"""What strings begin with."""
+"""The characters with which strings begin."""
 _ESCAPED = r"nrtbf\\" + reader.PYTHON_QUOTES
 _WORD = rf"[^\s,:={{}}\[\]\(){_QUOTES}]{{1,256}}"
 
@@ -221,7 +221,7 @@ class UsualCall:
 
 
 def _between(call: Call, own: ToolFormat) -> str:
-    """What may stand between two calls."""
+    """A pattern for the text between two calls."""
     if call.listed:
         return f"{_B},"
     section = f"{_B}{re.escape(own.section)}" if own.section else ""

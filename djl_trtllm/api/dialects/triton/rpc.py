@@ -407,32 +407,26 @@ class TritonRpc(base.RpcService):
 
 
 def _described(method: str, request: Any, models: base.ModelLookup) -> dict[str, Any]:
-    """What a method answers that does not generate, as a dictionary of its message's fields."""
+    """The response of a method that does not generate, as a dictionary of its message's fields."""
     match method:
         case "ServerLive":
             return {"live": True}
         case "ServerReady":
             return {"ready": bool(models.all()) and all(model.ready for model in models.all())}
         case "ServerMetadata":
-            return description.server_metadata()
+            return description.page("server", (), None)
         case "RepositoryIndex":
             return {"models": description.repository_index(models.all(), ready_only=request.ready)}
         case "ModelStatistics" if not request.name:
-            return description.statistics(models.all())
+            return description.page("stats", models.all(), None)
         case "ModelReady":
             try:
                 return {"ready": _model(request, models).ready}
             except errors.UnknownModelError:
                 return {"ready": False}
-    model = _model(request, models)
-    if method == "ModelStatistics":
-        return description.statistics([model], request.name)
-    context, name = description.require_context(model), request.name or model.name
-    return (
-        {"config": description.model_config(name, context)}
-        if method == "ModelConfig"
-        else description.model_metadata(name)
-    )
+    kind = {"ModelStatistics": "stats", "ModelConfig": "config", "ModelMetadata": "metadata"}[method]
+    found = description.page(kind, [_model(request, models)], request.name or None)
+    return {"config": found} if kind == "config" else found
 
 
 def _model(request: Any, models: base.ModelLookup) -> base.ModelStatus:
