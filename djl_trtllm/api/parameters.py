@@ -174,7 +174,7 @@ class Table:
                 _log_once(logging.INFO, "the", where, name, "it has no effect on a model that is served here")
             elif row.target is None:
                 if not row.accepts(raw):
-                    problems.unsupported.append(_refusal(name, raw, row))
+                    problems.unsupported.append(f"'{name}' is {show(raw)}, and {_not_accepted(row)}")
             elif row.target != IGNORED:
                 assert row.kind is not None
                 try:
@@ -503,10 +503,6 @@ def _unquote(value: object) -> str:
         if isinstance(inner, (bool, int, float)):
             return " (written without quotation marks)"
     return ""
-
-
-def _refusal(name: str, value: object, row: Parameter) -> str:
-    return f"'{name}' is {show(value)}, and {_not_accepted(row)}"
 
 
 def _not_accepted(row: Parameter) -> str:

@@ -177,7 +177,8 @@ ROME = ("weather", '{"city": "Rome"}')
 
 @given(cut_texts(), st.booleans())
 def test_how_a_text_is_cut_changes_nothing(pieces: list[str], thinking: bool) -> None:
-    for make in (*OF_FORMAT.values(), partial(NamedParser, "f"), PlainParser):
+    makers: list[MakeParser] = [*OF_FORMAT.values(), partial(NamedParser, "f"), PlainParser]
+    for make in makers:
         check_cuts(make, pieces)
     check_cuts(required, pieces, "[")
     check_cuts(partial(plain, thinking), pieces)

@@ -110,8 +110,7 @@ async def test_a_stream_has_the_chunks_of_all_prompts_and_a_client_that_leaves_e
         assert not stream.complete
         hosts.last.send(Delta(0, [5], None, FinishReason.LENGTH))
         await stream.end()
-        assert [part[:1] for part in stream.parts] == [b"0", b"1", b"1", b"0"]
-        assert stream.complete
+        assert ([part[:1] for part in stream.parts], stream.complete) == ([b"0", b"1", b"1", b"0"], True)
         left = served.client.begin("POST", "/trial/story/stream", PROMPTS)
         await until(lambda: len(hosts.last.submitted) == 4)
         left.leave()

@@ -307,18 +307,8 @@ def _read_messages(payload: dict[str, Any], problems: Problems) -> list[dict[str
         messages.append(
             {"role": "system", "content": content.read_content(payload["system"], "system", problems, _as_part)}
         )
-    raw = payload.get("messages")
-    if type(raw) is not list or not raw:
-        problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
-        return messages
-    if (problem := content.too_many(raw)) is not None:
-        problems.invalid.append(problem)
-        return messages
     names: dict[str, str] = {}
-    for index, message in enumerate(raw):
-        if problems.full:
-            break
-        where = f"messages[{index}]"
+    for where, message in content.each_message(payload.get("messages"), problems):
         given = message if isinstance(message, dict) else {}
         role, blocks = given.get("role"), given.get("content")
         blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
