@@ -31,6 +31,7 @@ _KINDS = {
     parsers.Reasoning: PartKind.REASONING,
     parsers.CallArguments: PartKind.CALL,
 }
+_CALL = PartKind.CALL  # a member of an enumeration is looked up slowly, which each token would do
 
 
 @dataclass(slots=True)
@@ -79,14 +80,15 @@ class PartsReader:
                 if not self._dropped:
                     yield self.begin(PartKind.CALL, event.name, self._tools.format.new_id()), ""
                 continue
-            kind = _KINDS[type(event)]
-            if kind is PartKind.CALL and self._dropped:
+            kind, text = _KINDS[type(event)], event.text
+            if kind is _CALL and self._dropped:
                 continue
-            if not self.parts or self.parts[-1].kind is not kind:
-                yield self.begin(kind), ""
-            part = self.parts[-1]
-            part.pieces.append(event.text)
-            yield part, event.text
+            part = self.parts[-1] if self.parts else None
+            if part is None or part.kind is not kind:
+                part = self.begin(kind)
+                yield part, ""
+            part.pieces.append(text)
+            yield part, text
 
     def begin(self, kind: PartKind, name: str = "", call_id: str = "") -> Part:
         """Add a part."""
@@ -121,7 +123,8 @@ class PartsEncoder(ResponseEncoder):
         data = b"" if self._begun or not self.stream else self.head()
         self._begun = True
         finished, tokens = chunk.finished, chunk.tokens
-        data += self._take("".join([token.text for token in tokens]), tokens, end=finished is not None)
+        text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
+        data += self._take(text, tokens, end=finished is not None)
         self.finished = finished  # what ends a part before is no limit
         if finished is None:
             return data
@@ -154,7 +157,7 @@ class PartsEncoder(ResponseEncoder):
                 data.append(self._open(part))
                 continue
             new: list[Token] = []
-            if part.kind is PartKind.TEXT and shown:
+            if shown and part.kind is PartKind.TEXT:
                 new, shown = shown, []
                 part.logprobs.append(json_items(token_logprobs(new)))
             if self.stream:
@@ -214,13 +217,14 @@ def token_logprobs(tokens: Iterable[Token]) -> list[dict[str, Any]]:
             "token": token.text,
             "logprob": token.logprob,
             "bytes": _bytes(token.text),
-            "top_logprobs": [
-                {"token": each.text, "logprob": each.logprob, "bytes": _bytes(each.text)}
-                for each in (token.top if isinstance(token, RankedToken) else ())
-            ],
+            "top_logprobs": _alternatives(token) if isinstance(token, RankedToken) else [],
         }
         for token in tokens
     ]
+
+
+def _alternatives(token: RankedToken) -> list[dict[str, Any]]:
+    return [{"token": each.text, "logprob": each.logprob, "bytes": _bytes(each.text)} for each in token.top]
 
 
 def _bytes(text: str) -> list[int] | None:

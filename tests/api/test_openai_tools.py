@@ -11,7 +11,7 @@ import pytest
 
 from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.chat import Parsing, ToolUse, read_tool_use
-from djl_trtllm.api.dialects.openai.responses import ChatEncoder, ParsedChatStreamEncoder, Response
+from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, Response
 from djl_trtllm.api.output_parsers import (
     CallArguments,
     CallStart,
@@ -106,7 +106,7 @@ def encode(
     **view: Any,
 ) -> bytes:
     response = Response("id", "wolf", id="0123", created=1700000000, stream=stream, **view)
-    encoder = (ParsedChatStreamEncoder if stream else ChatEncoder)(response, parsing or Parsing(tools(), QWEN3))
+    encoder = (ParsedChatStreamEncoder if stream else ParsedChatEncoder)(response, parsing or Parsing(tools(), QWEN3))
     encoder.begin(Prompt(prompt, 3))
     parts = [chunk for index in range(response.n) for chunk in chunks(text, size, reason, index)]
     return b"".join([encoder.encode(chunk) for chunk in parts])
@@ -164,7 +164,7 @@ def test_an_answer_is_parsed_as_it_comes_and_not_at_its_end(stream: bool) -> Non
     fed: list[str] = []
     response = Response("id", "wolf", stream=stream)
     parsing = Parsing(ToolUse(Watched, FORMAT), "none")
-    encoder = (ParsedChatStreamEncoder if stream else ChatEncoder)(response, parsing)
+    encoder = (ParsedChatStreamEncoder if stream else ParsedChatEncoder)(response, parsing)
     encoder.begin(Prompt("?", 3))
     for number, chunk in enumerate(chunks("The wolf", 2)[:4], 1):
         encoder.encode(chunk)

@@ -57,9 +57,8 @@ class Body(NamedTuple):
     mark: str = ""
     task: Task = Task.GENERATE
 
-    def fits(self, payload: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
-        marked = not self.mark or self.mark in properties or self.mark in payload
-        return marked and payload.get(self.member) is not None
+    def is_marked(self, payload: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
+        return not self.mark or self.mark in properties or self.mark in payload
 
 
 def find_body(
@@ -69,19 +68,18 @@ def find_body(
 
     Raises InvalidRequestError for several of them, and for members of other tasks alone.
     """
-    own = [body for body in bodies if body.task is task]
-    found = next((body for body in own if body.fits(payload, properties)), None)
-    if found is None and (others := [body for body in bodies if body.fits(payload, properties)]):
-        named = " or ".join(dict.fromkeys(f"'{body.member}'" for body in own))
+    given = [body for body in bodies if payload.get(body.member) is not None]
+    found = [body for body in given if body.task is task and body.is_marked(payload, properties)]
+    if given and not found:
+        named = " or ".join(dict.fromkeys(f"'{body.member}'" for body in bodies if body.task is task))
         raise errors.InvalidRequestError(
-            f"the body has '{others[0].member}', and this model is for option.task={task}: expected {named}"
+            f"the body has '{given[0].member}', and this model is for option.task={task}: expected {named}"
         )
-    members = dict.fromkeys(f"'{body.member}'" for body in own if payload.get(body.member) is not None)
-    if len(members) > 1:
+    if len(members := list(dict.fromkeys([f"'{body.member}'" for body in found]))) > 1:
         raise errors.InvalidRequestError(
             f"the body has {' and '.join(members)}: expected one of them, which are bodies of different APIs"
         )
-    return found
+    return found[0] if found else None
 
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)

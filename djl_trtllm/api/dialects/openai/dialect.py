@@ -26,7 +26,6 @@ from djl_trtllm.api.base import (
     RawRequest,
     Render,
     Reply,
-    ResponseEncoder,
     only_model,
 )
 from djl_trtllm.api.chat import (
@@ -188,14 +187,11 @@ def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
     generation, parsing = chat_request(values, sampling, response.logprobs, tools, model)
-    encoder: ResponseEncoder
-    if not response.stream:
-        encoder = responses.ChatEncoder(response, parsing if parsing.needed else None)
-    elif parsing.needed:
-        encoder = responses.ParsedChatStreamEncoder(response, parsing)
-    else:
-        encoder = responses.ChatStreamEncoder(response)
-    return Call((generation,), encoder, problems.headers)
+    if not parsing.needed:
+        plain = responses.ChatStreamEncoder(response) if response.stream else responses.ChatEncoder(response)
+        return Call((generation,), plain, problems.headers)
+    encoder = responses.ParsedChatStreamEncoder if response.stream else responses.ParsedChatEncoder
+    return Call((generation,), encoder(response, parsing), problems.headers)
 
 
 def parse_completion(request: RawRequest, model: ModelContext) -> Call:

@@ -262,43 +262,23 @@ class ObjectEncoder(WholeEncoder):
 
 
 class ChatEncoder(ObjectEncoder):
-    """One `chat.completion`. With `parsing`, its text is parsed for tool calls and reasoning as it comes."""
+    """One `chat.completion`."""
 
     kind = "chat.completion"
 
-    def __init__(self, response: Response, parsing: Parsing | None = None) -> None:
+    def __init__(self, response: Response) -> None:
         super().__init__(response)
         self._logprobs: list[list[bytes]] = [[] for _ in range(response.n)]
-        self._parsing = parsing
-        self._readers: list[PartsReader] = []
-
-    def begin(self, prompt: Prompt) -> None:
-        super().begin(prompt)
-        if self._parsing is not None:
-            self._readers = [PartsReader(self._parsing, prompt.text) for _ in range(self.response.n)]
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if self._readers:
-            text = "".join([token.text for token in chunk.tokens])
-            for _ in self._readers[chunk.index].read(text, end=chunk.finished is not None):
-                pass
-        return super().encode(chunk)
 
     def take_logprobs(self, index: int, tokens: list[Token]) -> None:
         self._logprobs[index].append(json_items(token_logprobs(tokens)))
 
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-        if not self._readers:
-            message["content"], reason = sequence.text, FINISH_REASONS[finished.reason]
-        else:
-            message |= _of_parts(self._readers[index].parts)
-            reason = _reason(self._readers[index], finished)
         return {
             "index": index,
-            "message": message,
+            "message": {"role": "assistant", "content": sequence.text, "refusal": None},
             "logprobs": _chat_logprobs(json_list(self._logprobs[index])) if self.response.logprobs else None,
-            "finish_reason": reason,
+            "finish_reason": FINISH_REASONS[finished.reason],
             **self.response.shown_ids(sequence.tokens),
         }
 
@@ -306,6 +286,30 @@ class ChatEncoder(ObjectEncoder):
         response = self.response
         more: dict[str, Any] = {"prompt_token_ids": response.prompt_ids[0]} if response.token_ids else {}
         return more | {"prompt_logprobs": self._prompt_logprobs[0]} if response.prompt_logprobs else more
+
+
+class ParsedChatEncoder(ChatEncoder):
+    """One `chat.completion`, with the tool calls and the reasoning that its text has: it is parsed as it comes."""
+
+    def __init__(self, response: Response, parsing: Parsing) -> None:
+        super().__init__(response)
+        self._parsing = parsing
+        self._readers: list[PartsReader] = []
+
+    def begin(self, prompt: Prompt) -> None:
+        super().begin(prompt)
+        self._readers = [PartsReader(self._parsing, prompt.text) for _ in range(self.response.n)]
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        text = "".join([token.text for token in chunk.tokens])
+        for _ in self._readers[chunk.index].read(text, end=chunk.finished is not None):
+            pass
+        return super().encode(chunk)
+
+    def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
+        reader, choice = self._readers[index], super().choice(index, sequence, finished)
+        choice["message"] |= _of_parts(reader.parts)
+        return choice | {"finish_reason": _reason(reader, finished)}
 
 
 def _of_parts(parts: list[Part]) -> dict[str, Any]:
@@ -508,8 +512,9 @@ class ParsedChatStreamEncoder(ChatStreamEncoder):
         super().__init__(response)
         self._parsing = parsing
         self._readers: list[PartsReader] = []
-        # The hot path, as for content.
-        self._thoughts = [each.replace(b'"content":%b', b'"reasoning_content":%b') for each in self._texts]
+        # The hot path, as without a parser.
+        thoughts = [each.replace(b'"content":%b', b'"reasoning_content":%b') for each in self._texts]
+        self._hot = {PartKind.TEXT: self._texts, PartKind.REASONING: thoughts}
 
     def begin(self, prompt: Prompt) -> None:
         super().begin(prompt)
@@ -522,10 +527,9 @@ class ParsedChatStreamEncoder(ChatStreamEncoder):
         if self.response.detailed and tokens:
             events += self._delta(index, _shown(*deltas.pop(0)) if deltas else {"content": ""}, tokens)
         for part, pieces in deltas:
-            if part.kind is PartKind.TEXT:
-                events += self._texts[index] % dump_line("".join(pieces))
-            elif part.kind is PartKind.REASONING:
-                events += self._thoughts[index] % dump_line("".join(pieces))
+            hot = self._hot.get(part.kind)
+            if hot is not None:
+                events += hot[index] % dump_line(pieces[0] if len(pieces) == 1 else "".join(pieces))
             else:
                 events += self._delta(index, _shown(part, pieces))
         return events if finished is None else events + self.last(index, _reason(reader, finished))
@@ -533,7 +537,8 @@ class ParsedChatStreamEncoder(ChatStreamEncoder):
     def _deltas(self, index: int, tokens: list[Token], *, end: bool) -> list[tuple[Part, list[str]]]:
         """The parts to which tokens add something, each with the new pieces of its text; a call begins without any."""
         deltas: list[tuple[Part, list[str]]] = []
-        for part, piece in self._readers[index].read("".join([token.text for token in tokens]), end=end):
+        text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
+        for part, piece in self._readers[index].read(text, end=end):
             if not part.pieces:
                 if part.kind is PartKind.CALL:
                     deltas.append((part, []))
