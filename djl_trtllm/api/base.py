@@ -397,7 +397,10 @@ class RpcService(ABC):
 
     @abstractmethod
     def parse(self, request: Any, model: ModelContext, *, stream: bool) -> Call:
-        """As `Dialect.parse`; `stream`: the request is one of a stream. Encoders make serialised messages."""
+        """Read a request for a model, as `Dialect.parse` does. `stream`: it is one of a stream.
+
+        Encoders make serialised messages.
+        """
 
     @abstractmethod
     def end(self, encoder: Any) -> bytes:
@@ -511,7 +514,7 @@ def dump_line(value: object) -> bytes:
 # other threads run.
 
 MOST_LEVELS = 128
-"""How deep lists and objects are nested. Many functions that walk over them are recursive."""
+"""The most levels of nested lists and objects. Many functions that walk over them are recursive."""
 MOST_WORK = 8_000_000
 """About nanoseconds that reading may take. All threads of the process wait as long."""
 OF_A_CONTAINER, OF_A_MEMBER, OF_A_TEXT, OF_A_BYTE = 60, 150, 40, 4

@@ -70,8 +70,10 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 def function_tool(
     given: Any, parameters: str, place: str, problems: Problems, name: str | None = None
 ) -> list[dict[str, Any]]:
-    """A list of the tool, from an object with `name`, `description` and, by the name `parameters`, a JSON schema; empty
-    with a problem if it is none. `name`: what the model is shown as the function's name."""
+    """Return a list with the tool that an object describes; empty, with a problem, for an object that describes none.
+
+    The object has `name`, `description` and, in the member that `parameters` names, a JSON schema. `name`: the
+    function's name as the model is shown it."""
     function: dict[str, Any] = {}
     if isinstance(given, dict) and is_name(given.get("name")):
         function = {key: given[key] for key in ("description", "strict") if given.get(key) is not None}
@@ -164,7 +166,7 @@ class ToolUse:
 
 
 def tools_problem(model: ModelContext) -> str | None:
-    """Why a model refuses `tools` with which it may do as it likes; None if it does not."""
+    """The reason why a model refuses `tools` that it need not call; None if it takes them."""
     source = model.tokenizer.chat_source(True)
     if "tools" not in source:
         return "the model's chat template has no place for tools"
@@ -392,7 +394,7 @@ def chat_request(
 
 
 def thinking_problem(model: ModelContext) -> str | None:
-    """Why a model's reasoning cannot be ended for want of budget; None if it can."""
+    """The reason why a model's reasoning cannot be ended at a budget; None if it can."""
     source = model.tokenizer.chat_source(False)
     setting = parsers.reasoning_format(model.options.reasoning_parser, source)
     if parsers.thinking_budget(setting, 1, None) is not None:
@@ -424,7 +426,7 @@ _CHARACTERS_OF_A_TOKEN = 16
 
 
 def token_ids(text: str, model: ModelContext, *, special: bool) -> list[int]:
-    """The ids of a text that is only tokenised. Raises PromptTooLongError before it is, if it is too long."""
+    """Tokenise a text from which nothing is generated. Raises PromptTooLongError, before that, for one that is long."""
     most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
     if len(text) > most:
         raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
@@ -456,7 +458,7 @@ def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _reasoning(model: ModelContext, values: dict[str, Any]) -> str:
-    """How the output has reasoning in it. A guide leaves no room for any."""
+    """The format of the reasoning in the output: "none" with a guide, which leaves no room for it."""
     if values.get("guide") is not None:
         return "none"
     return parsers.reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))

@@ -32,7 +32,7 @@ _MOST_PROBLEMS = 10
 _MOST_NOTED = 32
 """The most unknown names of a request that is served: each is compared with all known ones."""
 _MISTYPED, _ALIKE = 0.8, 0.6
-"""How similar names are, of which one is probably meant to be the other, or may be."""
+"""Similarities of two names from which on one is probably meant to be the other, or may be."""
 _meant: set[str] = set()
 """The names of all tables' parameters that do something, or are refused."""
 _MOST_LOGGED = 1000
@@ -200,7 +200,7 @@ class Table:
         return schema | {"required": list(self._required)} if self._required else schema
 
     def refused(self, refusals: Mapping[str, str]) -> dict[str, str]:
-        """Why each parameter that has an effect is refused, "" for one that is not; see `ModelStatus.refusals`."""
+        """The reasons why parameters are refused, "" for one that has an effect; see `ModelStatus.refusals`."""
         found = {}
         for name, row in self.rows.items():
             reasons = [refusals.get(each, "") for each in row.needs or (row.target or "",)]
@@ -264,7 +264,7 @@ def _bounded(given: Mapping[str, Any], problems: Problems, where: str) -> Iterab
 
 
 def _listed(names: list[str]) -> str:
-    """Some of the names, for a header."""
+    """The first names and the number of the others, for a header."""
     more = len(names) - _MOST_PROBLEMS
     return ", ".join(map(in_header, names[:_MOST_PROBLEMS])) + (f" and {more} more" if more > 0 else "")
 

@@ -84,7 +84,7 @@ def pooling_requests(pooling: Pooling, items: Iterable[Item], truncate: int | No
 
 
 def _kept_tokens(values: Mapping[str, Any], model: ModelContext, problems: Problems) -> int | None:
-    """How many tokens of a text are used; None for all, and a text that is too long is refused."""
+    """The number of tokens of a text that are used; None for all, where a text that is too long is refused."""
     if values.get("truncates"):
         return model.max_seq_len
     asked: int | None = values.get("truncate")
@@ -109,7 +109,7 @@ def vector_json(vector: bytes) -> bytes:
 
 
 def score_of(vector: bytes) -> float:
-    """The number of a score, with as many digits as float32 has."""
+    """A score as a number with as many digits as float32 has."""
     import numpy as np  # as above
 
     return float(str(np.frombuffer(vector, np.float32)[0]))

@@ -30,7 +30,7 @@ _MOST_CHARACTERS = 65_536
 
 _MOST_CHOICES = 64
 _MOST_LEVELS = 64
-"""How deep a guide is nested. Hundreds of levels take minutes to compile, thousands overflow the engine's stack."""
+"""The most levels of a guide: hundreds take minutes to compile, thousands overflow the engine's stack."""
 _TAG = GuideKind.STRUCTURAL_TAG.value
 _TOO_DEEP = f" (it is nested deeper than {_MOST_LEVELS} levels)"
 _CLASS = r"\\.|\[[^\]\\]*(?:\\.[^\]\\]*)*\]?"
@@ -98,7 +98,7 @@ def _as_json(value: dict[str, Any]) -> str:
 
 
 def _levels(value: dict[str, Any]) -> int:
-    """How deep lists and objects are nested, counted no further than the limit."""
+    """The number of nested levels of lists and objects, counted no further than the limit."""
     levels = 0
     inner: list[Any] = [value]
     while inner and levels <= _MOST_LEVELS:

@@ -448,7 +448,7 @@ class Messages(OpenAiLike):
         payload, problems = read_object(request, "messages"), Problems.of(model.options)
         values, tools = _read_chat(FIELDS, payload, model, problems)
         if "max_new_tokens" not in values and not problems.invalid:
-            problems.invalid.append("'max_tokens' is not given: expected the most tokens of the answer")
+            problems.invalid.append("'max_tokens' is missing: expected the largest number of tokens of the answer")
         values.setdefault("do_sample", True)
         sampling = shared.read_sampling(values, problems)
         problems.raise_any()

@@ -65,7 +65,7 @@ class Stored:
         return items
 
     def output(self, name: str, at: int) -> Any:
-        """An item of a response's output. None if there is none."""
+        """Item number `at` of a stored response's output, None if there is no such item."""
         if (entry := self._kept.find(self._key, name)) is None:
             return None
         self._take(len(entry[2]))

@@ -28,7 +28,7 @@ def _lines(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """How a parameter is written: `opener`, the key, `inner` markers, the value, `closer`."""
+    """The form in which a parameter is written: `opener`, the key, `inner` markers, the value, `closer`."""
 
     opener: str
     inner: tuple[str, ...]
@@ -47,7 +47,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How a call is written: `opener`, the name, `middle`, the arguments as `body`, `closers`."""
+    """The form in which a call is written: `opener`, the name, `middle`, the arguments as `body`, `closers`."""
 
     opener: str
     middle: str
@@ -233,7 +233,8 @@ def _between(call: Call, own: ToolFormat) -> str:
 
 
 def _written(parameter: Parameter, *, named: bool) -> str:
-    """A parameter, with groups for key, word (whether the value is text), value, and if `named` the key at its end."""
+    """A pattern of a parameter: its groups are the key, the word that says whether the value is text, the value, and if
+    `named` the key at its end."""
     end, line = parameter.closer, r"\n?" if parameter.on_lines else ""
     key_end, *inner = map(re.escape, parameter.inner)
     text = rf"(true|false){re.escape(parameter.text_end)}" if parameter.text_end else ""

@@ -64,7 +64,7 @@ class Body(NamedTuple):
 def find_body(
     bodies: Sequence[Body], payload: Mapping[str, Any], properties: Mapping[str, str], task: Task
 ) -> Body | None:
-    """The row of a payload to a model of a task, None if it has none of the members of any task.
+    """The row that a payload to a model of this task fits, None if it has none of the members of any row.
 
     Raises InvalidRequestError for several of them, and for members of other tasks alone.
     """

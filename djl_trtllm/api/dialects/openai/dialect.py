@@ -366,7 +366,7 @@ def _listed(model: ModelStatus) -> dict[str, Any]:
 
 
 def parameters(refusals: Mapping[str, str], model: ModelContext) -> dict[str, str]:
-    """Why each parameter of chat and completions is refused, "" for one that has an effect; see `ModelStatus`."""
+    """The reasons why parameters of both bodies are refused, "" for one that has an effect; see `ModelStatus`."""
     chat, completions = (table.refused(refusals) for table in (CHAT_FIELDS, COMPLETION_FIELDS))
     if (problem := tools_problem(model)) is not None:
         chat["tools"] = problem

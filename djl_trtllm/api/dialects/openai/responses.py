@@ -101,7 +101,7 @@ class Response:
         self.drafted.append(finished.drafted_tokens)
 
     def usage(self, streamed: int | None = None) -> dict[str, Any]:
-        """The usage at the end, or when so many tokens were `streamed`."""
+        """The usage at the end, or when this number of tokens was `streamed`."""
         generated = self.generated if streamed is None else streamed
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,

@@ -56,7 +56,7 @@ def read_body(request: base.RawRequest, limit: int) -> bytes:
 
 
 def read_object(data: bytes, what: str = "the body") -> dict[str, Any]:
-    """JSON that is an object. Raises InvalidRequestError."""
+    """Read JSON that has to be an object. Raises InvalidRequestError."""
     value = parse_json(data, what)
     if type(value) is not dict:
         raise errors.InvalidRequestError(f"{what} is {show(value)}: expected a JSON object")
@@ -92,7 +92,7 @@ def check_id(identifier: str) -> str:
 
 
 def accepted_encoding(request: base.RawRequest) -> str:
-    """How the client wants its response compressed: `gzip`, `deflate` or ""."""
+    """The compression that the client accepts for its response: `gzip`, `deflate` or ""."""
     wanted = [
         part.partition(";")[0].strip() for part in request.properties.get("accept-encoding", "").lower().split(",")
     ]

@@ -516,9 +516,10 @@ def read_batch(
 
 
 def check_input(name: Any, model: str, size: int) -> None:
-    """Check the name of an input before its values are unpacked: `size` is the number of their bytes or elements.
+    """Check the name of an input before its values, of `size` bytes or elements, are unpacked.
 
-    An input that is refused may be large. `model` is the name in the request. Raises InvalidRequestError.
+    An input that is refused anyway may be large, and is not unpacked to find that out. `model` is the name in the
+    request. Raises InvalidRequestError.
     """
     described = _BY_NAME.get(name) if type(name) is str else None
     if described is None:
@@ -558,7 +559,7 @@ def _batch_size(tensors: list[Tensor]) -> int:
     sizes = {tensor.shape[0]: tensor.name for tensor in tensors}
     if len(sizes) > 1:
         shown = ", ".join(f"{size} in '{name}'" for size, name in sizes.items())
-        raise InvalidRequestError(f"input batch sizes differ: {shown}")
+        raise InvalidRequestError(f"input batch sizes differ: {shown}, expected one first dimension of all shapes")
     batch = next(iter(sizes), 1)
     if not 0 < batch <= _MOST_PROMPTS:
         raise InvalidRequestError(f"the batch size is {batch}: expected 1 to {_MOST_PROMPTS}")
