@@ -318,7 +318,7 @@ def _guide(
             return read_schema(_list_schema(functions, parallel), strict)
         function = functions[choice["name"]]
         return read_schema(_parameters(function), function.get("strict"))
-    except (ValueError, TypeError, RecursionError) as error:  # the latter two: nested too deeply
+    except ValueError as error:
         problems.invalid.append(f"'tools' cannot be turned into one JSON schema{error}")
         return None
 

@@ -16,7 +16,7 @@ from struct import pack
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, ResponseEncoder
+from djl_trtllm.api.base import DEFECT, Call, Prompt, RawRequest, Reply, ResponseEncoder
 from djl_trtllm.request import OutputChunk, new_id
 
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -267,7 +267,7 @@ class EventStreamEncoder(ResponseEncoder):
             if not self._begun:
                 raise
             _logger.exception("encoding a response failed")
-            raise _Defect("Internal server error, see the server's log.") from error
+            raise _Defect(DEFECT) from error
         if chunk.finished is not None and chunk.finished.error is not None:
             data += self._exception(chunk.finished.error)
         return data

@@ -14,8 +14,20 @@ from typing import Any
 
 import orjson
 
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder
+from djl_trtllm.api.parameters import Parameter
+from djl_trtllm.api.sampling import MOST_TOKENS
 from djl_trtllm.request import OutputChunk, SequenceResult, Token
+
+PARAMETERS = (
+    Parameter(("max_new_tokens",), kinds.integer(1, MOST_TOKENS), "max_new_tokens"),
+    Parameter(("temperature",), kinds.number(0), "temperature"),
+    Parameter(("details",), kinds.BOOLEAN, "details"),
+    Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
+    Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
+)
+"""The rows that LMI and TGI have in common, beside those of sampling."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from djl_trtllm.api.dialects.lmi import djl_python_shim
 from djl_trtllm.api.dialects.lmi.custom import FormattedEncoder, TokenEncoder
@@ -119,6 +120,14 @@ def test_an_error_is_reported_by_the_framer_inside_behind_the_tokens_before_it()
     assert json.loads(lines[2])["token"]["error_msg"] == str(FAILURE)
     assert len(lines) == 3
     assert around("jsonlines", dict).error(FAILURE) == make("jsonlines").error(FAILURE)
+
+
+def test_tokens_before_an_error_stay_those_of_their_prompt(tmp_path: Path) -> None:
+    body = {"prompt": ["a", "b"], "stream": True, "output_formatter": "sse"}
+    encoder = parse(load(tmp_path, DICTIONARIES), body).encoder
+    failed = replace(FAILED[1], tokens=TOKENS[:1], generation=1)
+    (first, *_) = [json.loads(line[6:]) for line in encoder.encode(failed).split(b"\n") if line.startswith(b"data: {")]
+    assert (first["choices"][0]["index"], first["seen"]) == (1, True)
 
 
 STEPS = """

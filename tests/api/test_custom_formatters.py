@@ -271,6 +271,12 @@ def test_a_text_input_has_parameters_the_stream_and_the_output_formatter(
     assert [call.requests[0].sampling.top_k, call.encoder.stream, call.encoder.content_type] == shown
 
 
+def test_a_text_input_of_a_class_of_ones_own_needs_no_output_formatter(tmp_path: Path) -> None:
+    made = "type('Mine', (), {'input_text': 'a', 'parameters': {}})()"
+    call = parse(load(tmp_path, head(f"def read(input_item): return {made}")), WHOLE)
+    assert call.requests[0].prompt == "a"
+
+
 def test_an_output_formatter_of_a_text_input_may_be_a_function(tmp_path: Path) -> None:
     made = "TextInput(input_text='a', output_formatter=lambda data: {'seen': len(data)})"
     call = parse(load(tmp_path, head(f"def read(input_item): return {made}")), WHOLE)

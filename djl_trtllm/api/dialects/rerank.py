@@ -6,7 +6,6 @@ Sources: `vllm/entrypoints/pooling/scoring/protocol.py`; `router/src/http/types.
 """
 
 import time
-import uuid
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +27,7 @@ from djl_trtllm.api.pooling import (
     pooled,
     read_texts,
 )
+from djl_trtllm.request import new_hex_id
 
 
 def _read_documents(value: Any) -> list[str]:
@@ -107,7 +107,7 @@ class RankEncoder(PooledEncoder):
             | ({"document": {"text": self._documents[place]}} if self._shown else {})
             for place in self.ranked(results)
         ]
-        identifier = f"rerank-{uuid.uuid4().hex}"
+        identifier = f"rerank-{new_hex_id()}"
         return orjson.dumps({"id": identifier, "model": self._model, "usage": self.usage, "results": found})
 
 
@@ -133,7 +133,7 @@ class ScoreEncoder(PooledEncoder):
 
     def body(self, results: Sequence[float]) -> bytes:
         data = [{"index": place, "object": "score", "score": score} for place, score in enumerate(results)]
-        head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": self._created}
+        head = {"id": f"score-{new_hex_id()}", "object": "list", "created": self._created}
         return orjson.dumps(head | {"model": self._model, "data": data, "usage": self.usage})
 
 

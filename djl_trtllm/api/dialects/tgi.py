@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any
 
 from djl_trtllm import errors
-from djl_trtllm.api import base
+from djl_trtllm.api import base, texts
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.families import HuggingFaceLike, hugging_face_error
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, check_text, read_object, show
-from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
+from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING, generation_request, read_sampling
 from djl_trtllm.api.texts import Presentation, TextEncoder, TokenStreamEncoder, tgi_token
 from djl_trtllm.request import FINISH_WORDS, SequenceResult, Token
 from djl_trtllm.version import __version__
@@ -140,13 +140,7 @@ PARAMETERS = Table(
     SAMPLING,
     ADAPTER,
     NOT_HONOURED,
-    (
-        Parameter(("max_new_tokens",), kinds.integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), kinds.number(0), "temperature"),
-        Parameter(("details",), kinds.BOOLEAN, "details"),
-        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
-    ),
+    texts.PARAMETERS,
     elsewhere=dict.fromkeys(("inputs", "stream"), "beside 'parameters', not in it"),
 )
 """`parameters`."""

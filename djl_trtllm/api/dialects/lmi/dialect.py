@@ -30,7 +30,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import base
+from djl_trtllm.api import base, texts
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import read_json
@@ -92,14 +92,8 @@ INPUTS_PARAMETERS = Table(
     _LITELLM,
     shared.ADAPTER,
     shared.NOT_HONOURED,
-    (
-        Parameter(("max_new_tokens",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), kinds.number(0), "temperature"),
-        Parameter(("details",), kinds.BOOLEAN, "details"),
-        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
-        Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),
-    ),
+    texts.PARAMETERS,
+    (Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),),
     elsewhere=dict.fromkeys(("inputs", "stream", "messages"), "beside 'parameters', not in it"),
 )
 """`parameters` of `{"inputs", "parameters", "stream"}`."""

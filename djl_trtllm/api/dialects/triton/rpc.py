@@ -158,7 +158,8 @@ class RpcEncoder(base.ResponseEncoder):
         self._frame = frame
         self._final = frame is Frame.DECOUPLED and empty_final
         self.head = ModelInferResponse(model_name=message.model_name, model_version=description.VERSION, id=message.id)
-        _set_parameters(self.head, SEQUENCE_PARAMETERS)
+        for name, value in SEQUENCE_PARAMETERS.items():
+            setattr(self.head.parameters[name], "bool_param" if type(value) is bool else "int64_param", value)
 
     def error(self, error: errors.RequestError) -> bytes:
         """The response that says in a stream why there is no other one."""
@@ -321,14 +322,6 @@ def _parameters(given: Any) -> dict[str, Any]:
         kind = parameter.WhichOneof("parameter_choice")
         found[name] = None if kind is None else getattr(parameter, kind)
     return found
-
-
-def _set_parameters(response: Any, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if type(value) is bool:
-            response.parameters[name].bool_param = value
-        else:
-            response.parameters[name].int64_param = value
 
 
 _STATUSES: dict[type[errors.RequestError], str] = {
