@@ -44,7 +44,7 @@ def new_id() -> str:
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended, the worst last."""
+    """The reasons why a sequence ends; worse ones are larger."""
 
     END_TOKEN = 1
     """The model's own end token."""
@@ -67,7 +67,7 @@ FINISH_WORDS: dict[FinishReason, str] = {
 
 
 class GuideKind(str, enum.Enum):
-    """How a guide describes the output."""
+    """The kinds of guides."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -95,7 +95,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resume(enum.Enum):
-    """What becomes of a field when a sequence goes on in another engine process.
+    """How a field is treated when a sequence goes on in another engine process.
 
     Its prompt and its tokens are the new prompt there. That is the same sequence for a model, whose next token depends
     on nothing but the tokens before it.
@@ -122,7 +122,7 @@ class PartOf(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Trait:
-    """What is decided about a field of a request.
+    """The decisions about a field of a request.
 
     The server honours it for every engine, or an engine does whose `Ready.features` have `feature` (by default the
     field's name). A refusal calls it `shown`, and adds `advice`.
@@ -251,7 +251,7 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
-    """How sequences are sampled. The dialect fills it in, and the engine process receives the same struct.
+    """The sampling of sequences. The dialect fills it in, and the engine process receives the same struct.
 
     Greedy if and only if `do_sample` is False. `max_new_tokens` 0 means that the client gives no number.
     `seed` None draws a new seed for each request; sequence i of a request uses `seed` + i.
@@ -287,7 +287,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def sequences(self) -> int:
-        """How many sequences are generated."""
+        """The number of sequences that are generated."""
         return self.beam_width if self.beam_width > 1 else self.best_of or self.n
 
 

@@ -148,7 +148,7 @@ class RequestParser(Protocol):
 
 
 class ModelContext(Protocol):
-    """What a dialect knows of the model that a request is for."""
+    """The model of a request, as dialects know it."""
 
     @property
     def name(self) -> str:
@@ -172,7 +172,7 @@ class ModelContext(Protocol):
 
     @property
     def kept(self) -> Kept:
-        """What dialects keep of responses for later requests."""
+        """The store in which dialects keep responses for later requests."""
 
 
 Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
@@ -214,7 +214,7 @@ class Described(Protocol):
 
 
 class Operation(NamedTuple):
-    """What the description at `/openapi.json` says of one method of a path, beside its errors.
+    """The description of one method of a path at `/openapi.json`, except its errors.
 
     `bodies` and `responses` (of status 200) are JSON schemas by media type, `query` those of the query's parameters.
     `example` is a body that works. `errors` are the statuses with which a page may answer instead, and what they mean.
@@ -258,7 +258,7 @@ class Dialect(ABC):
     """
 
     title: str = ""
-    """What the description of the API calls the group of these paths; "" for the name of the class."""
+    """The name of the group of these paths in the description of the API; "" for the name of the class."""
     paths: tuple[str, ...]
     pages: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
@@ -283,8 +283,8 @@ class Dialect(ABC):
     tables: Mapping[str, tuple[Described, ...]] = MappingProxyType({})
     """The tables of the parameters of a path of `paths` or `actions`; with several, a body fits one of them."""
     descriptions: Mapping[str, Operation] = MappingProxyType({})
-    """What the description says of a path beside the tables: a summary, an example, the responses. A page's key begins
-    with "GET ", that of a removal with "DELETE "."""
+    """The descriptions of paths: summaries, examples and responses, where `tables` describe the bodies. A page's key
+    begins with "GET ", that of a removal with "DELETE "."""
 
     @property
     def all_paths(self) -> tuple[str, ...]:
@@ -293,7 +293,7 @@ class Dialect(ABC):
 
     @cached_property
     def name(self) -> str:
-        """What logs and metrics call it."""
+        """The dialect's name in logs and metrics."""
         return type(self).__name__.lower()
 
     def model_name(self, request: RawRequest) -> str | None:
@@ -331,7 +331,7 @@ class Dialect(ABC):
         return None
 
     def ready_text(self, model_dir: Path) -> str:
-        """What the log says when the model of this directory is ready, "" for nothing."""
+        """Text for the log when the model of this directory is ready, "" for none."""
         return ""
 
     @abstractmethod
@@ -397,7 +397,10 @@ class RpcService(ABC):
 
     @abstractmethod
     def parse(self, request: Any, model: ModelContext, *, stream: bool) -> Call:
-        """As `Dialect.parse`; `stream`: the request is one of a stream. Encoders make serialised messages."""
+        """Read a request for a model, as `Dialect.parse` does. `stream`: it is one of a stream.
+
+        Encoders make serialised messages.
+        """
 
     @abstractmethod
     def end(self, encoder: Any) -> bytes:
@@ -511,7 +514,7 @@ def dump_line(value: object) -> bytes:
 # other threads run.
 
 MOST_LEVELS = 128
-"""How deep lists and objects are nested. Many functions that walk over them are recursive."""
+"""The most levels of nested lists and objects. Many functions that walk over them are recursive."""
 MOST_WORK = 8_000_000
 """About nanoseconds that reading may take. All threads of the process wait as long."""
 OF_A_CONTAINER, OF_A_MEMBER, OF_A_TEXT, OF_A_BYTE = 60, 150, 40, 4

@@ -21,7 +21,7 @@ from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import PromptTooLongError, UnsupportedParameterError
-from djl_trtllm.request import GenerationRequest, Guide, GuideKind, ImageSource, Sampling, ThinkingBudget
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling, ThinkingBudget
 
 MOST_TOOLS = 128
 _LONGEST_NAME = 256
@@ -70,8 +70,10 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
 def function_tool(
     given: Any, parameters: str, place: str, problems: Problems, name: str | None = None
 ) -> list[dict[str, Any]]:
-    """A list of the tool, from an object with `name`, `description` and, by the name `parameters`, a JSON schema; empty
-    with a problem if it is none. `name`: what the model is shown as the function's name."""
+    """Return a list with the tool that an object describes; empty, with a problem, for an object that describes none.
+
+    The object has `name`, `description` and, in the member that `parameters` names, a JSON schema. `name`: the
+    function's name as the model is shown it."""
     function: dict[str, Any] = {}
     if isinstance(given, dict) and is_name(given.get("name")):
         function = {key: given[key] for key in ("description", "strict") if given.get(key) is not None}
@@ -131,20 +133,9 @@ TOOLS = (
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-
-def _read_effort(value: Any) -> str:
-    if value not in _EFFORTS:
-        raise ValueError("")
-    return str(value)
-
-
 THINKING = (
     Parameter(("enable_thinking",), kinds.BOOLEAN, "enable_thinking"),
-    Parameter(
-        ("reasoning_effort",),
-        Kind(f"one of {', '.join(_EFFORTS)}", _read_effort, {"enum": [*_EFFORTS]}),
-        "reasoning_effort",
-    ),
+    Parameter(("reasoning_effort",), kinds.one_of(f"one of {', '.join(_EFFORTS)}", *_EFFORTS), "reasoning_effort"),
     Parameter(("include_reasoning",), neutral=(True,)),
     Parameter(
         ("thinking_token_budget", "thinking_budget", "max_thinking_tokens"),
@@ -175,7 +166,7 @@ class ToolUse:
 
 
 def tools_problem(model: ModelContext) -> str | None:
-    """Why a model refuses `tools` with which it may do as it likes; None if it does not."""
+    """The reason why a model refuses `tools` that it need not call; None if it takes them."""
     source = model.tokenizer.chat_source(True)
     if "tools" not in source:
         return "the model's chat template has no place for tools"
@@ -189,7 +180,7 @@ def tools_problem(model: ModelContext) -> str | None:
 
 
 def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problems) -> ToolUse | None:
-    """What to do about `tools` and `tool_choice`. None if the model is not shown any."""
+    """The use of tools that `tools` and `tool_choice` ask for. None if the model is not shown any."""
     tools: list[dict[str, Any]] = values.get("tools", [])
     choice = values.get("tool_choice", "auto")
     forced = choice not in ("none", "auto")
@@ -257,25 +248,22 @@ def from_opaque(value: Any) -> str:
         return ""
 
 
-def fit_messages(
-    messages: list[dict[str, Any]], model: ModelContext, problems: Problems
-) -> tuple[list[dict[str, Any]], tuple[ImageSource, ...]]:
-    """The messages as the model's chat template takes them, and their images.
+def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> dict[str, Any]:
+    """The fields `messages`, as the model's chat template takes them, and `images` of a `GenerationRequest`.
 
     The role `developer` is `system` for a template that does not know it, and ids of tool calls have its form.
     Rendering does the same with their arguments (`ChatTemplate.render`).
     """
     messages, images = content.take_images(messages)
-    content.check_images(images, model.tokenizer.chat_source(True), model.options, problems)
-    if any(message.get("role") == _DEVELOPER for message in messages):
-        known = _DEVELOPER in model.tokenizer.chat_source(True)
-        if not known:
-            messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
-    if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
-        return messages, images
-    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
-    ids: dict[str, str] = {}
-    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)], images
+    source = model.tokenizer.chat_source(True)
+    content.check_images(images, source, model.options, problems)
+    if _DEVELOPER not in source:
+        messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
+    if any("tool_calls" in message or "tool_call_id" in message for message in messages):
+        own = parsers.tool_format(model.options.tool_call_parser, source) or parsers.REQUIRED
+        ids: dict[str, str] = {}
+        messages = [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
+    return {"messages": messages, "images": images}
 
 
 def _fit(
@@ -313,7 +301,7 @@ _DEVELOPER = "developer"
 def _guide(
     choice: Any, tools: list[dict[str, Any]], parallel: bool, values: dict[str, Any], problems: Problems
 ) -> Guide | None:
-    """What a forced call has to look like: a list of calls, or the arguments of the one function."""
+    """The guide of a forced call: a list of calls, or the arguments of the one function."""
     if values.get("guide") is not None:
         problems.invalid.append(
             f"'tool_choice' is {show(choice)}, and another parameter constrains the output too: give one of them"
@@ -330,7 +318,7 @@ def _guide(
             return read_schema(_list_schema(functions, parallel), strict)
         function = functions[choice["name"]]
         return read_schema(_parameters(function), function.get("strict"))
-    except (ValueError, TypeError, RecursionError) as error:  # the latter two: nested too deeply
+    except ValueError as error:
         problems.invalid.append(f"'tools' cannot be turned into one JSON schema{error}")
         return None
 
@@ -360,7 +348,7 @@ def _parameters(function: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Parsing:
-    """What to look for in the output."""
+    """The calls and the reasoning that the output may have."""
 
     tools: ToolUse | None
     reasoning: str
@@ -384,26 +372,18 @@ class Parsing:
 
 
 def chat_request(
-    values: dict[str, Any],
-    sampling: Sampling,
-    logprobs: bool,
-    messages: list[dict[str, Any]],
-    tools: ToolUse | None,
-    model: ModelContext,
-    images: tuple[ImageSource, ...] = (),
+    values: dict[str, Any], sampling: Sampling, logprobs: bool, tools: ToolUse | None, model: ModelContext
 ) -> tuple[GenerationRequest, Parsing]:
-    """The request of the values that a table has read, and what to look for in its output.
+    """The request of the values that a table has read and `fit_messages`, and what to look for in its output.
 
     Raises UnsupportedParameterError for a budget where it is not known how the model ends its reasoning.
     """
-    _set_thinking(values, model)
+    set_thinking(values, model)
     if tools is None:
         values.pop("tools", None)
     elif tools.guide is not None:
         values["guide"] = tools.guide
-    generation = shared.generation_request(
-        values, sampling, logprobs, messages=messages, template=read_template(values), images=images
-    )
+    generation = shared.generation_request(values, sampling, logprobs, template=read_template(values))
     parsing = Parsing(tools, _reasoning(model, values))
     if (budget := _thinking_budget(values, parsing, model)) is not None:
         generation = replace(generation, thinking=budget)
@@ -414,7 +394,7 @@ def chat_request(
 
 
 def thinking_problem(model: ModelContext) -> str | None:
-    """Why a model's reasoning cannot be ended for want of budget; None if it can."""
+    """The reason why a model's reasoning cannot be ended at a budget; None if it can."""
     source = model.tokenizer.chat_source(False)
     setting = parsers.reasoning_format(model.options.reasoning_parser, source)
     if parsers.thinking_budget(setting, 1, None) is not None:
@@ -434,16 +414,9 @@ def _thinking_budget(values: dict[str, Any], parsing: Parsing, model: ModelConte
     return budget
 
 
-def prompt_text(
-    messages: list[dict[str, Any]],
-    values: dict[str, Any],
-    tools: ToolUse | None,
-    model: ModelContext,
-    render: Render | None,
-) -> str:
-    """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
-    _set_thinking(values, model)
-    template = read_template(values if tools is not None else {**values, "tools": None}) or {}
+def prompt_text(values: dict[str, Any], model: ModelContext, render: Render | None) -> str:
+    """The prompt of a chat that is only tokenised. `render` waits for the process that renders chats."""
+    messages, template = values["messages"], read_template(values) or {}
     return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
 
 
@@ -453,14 +426,14 @@ _CHARACTERS_OF_A_TOKEN = 16
 
 
 def token_ids(text: str, model: ModelContext, *, special: bool) -> list[int]:
-    """The ids of a text that is only tokenised. Raises PromptTooLongError before it is, if it is too long."""
+    """Tokenise a text from which nothing is generated. Raises PromptTooLongError, before that, for one that is long."""
     most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
     if len(text) > most:
         raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
     return model.tokenizer.encode(text, special)
 
 
-def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
+def set_thinking(values: dict[str, Any], model: ModelContext) -> None:
     """Make `enable_thinking` and `reasoning_effort` keywords of the model's chat template, where it has them.
 
     Effort "none" turns thinking off. A keyword that the request sets in `chat_template_kwargs` stays.
@@ -485,7 +458,7 @@ def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _reasoning(model: ModelContext, values: dict[str, Any]) -> str:
-    """How the output has reasoning in it. A guide leaves no room for any."""
+    """The format of the reasoning in the output: "none" with a guide, which leaves no room for it."""
     if values.get("guide") is not None:
         return "none"
     return parsers.reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))

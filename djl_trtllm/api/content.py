@@ -5,7 +5,7 @@ A content is a text, or a list of parts where it has images: `{"type": "text", "
 them, when the request is admitted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -59,17 +59,8 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
     Most chat templates do not accept a list of parts, so text parts alone are joined by newlines. Other fields (`name`,
     `tool_calls`, ...) are passed to the template as they are; the template decides which roles exist.
     """
-    if type(raw) is not list or not raw:
-        problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
-        return []
-    if (problem := too_many(raw)) is not None:
-        problems.invalid.append(problem)
-        return []
     messages: list[dict[str, Any]] = []
-    for index, message in enumerate(raw):
-        if problems.full:
-            break  # no error shows more
-        where = f"messages[{index}]"
+    for where, message in each_message(raw, problems):
         if type(message) is not dict:
             problems.invalid.append(f"'{where}' is {show(message)}: expected an object with 'role' and 'content'")
             continue
@@ -91,7 +82,20 @@ def read_texts(raw: Any, problems: Problems) -> list[dict[str, Any]]:
     return messages
 
 
-def too_many(raw: list[Any]) -> str | None:
+def each_message(raw: Any, problems: Problems) -> Iterator[tuple[str, Any]]:
+    """Yield each of `messages` with its name, none if there are too many, and no more than have room in an error."""
+    if type(raw) is not list or not raw:
+        problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
+    elif (problem := _too_many(raw)) is not None:
+        problems.invalid.append(problem)
+    else:
+        for index, message in enumerate(raw):
+            if problems.full:
+                return
+            yield f"messages[{index}]", message
+
+
+def _too_many(raw: list[Any]) -> str | None:
     """Return the problem if there are too many messages, parts or tool calls."""
     if len(raw) > MOST_MESSAGES:
         return f"'messages' has {len(raw)} messages: expected at most {MOST_MESSAGES}"
@@ -138,7 +142,7 @@ def read_part(part: Any, where: str, problems: Problems) -> dict[str, Any] | Non
         if type(url) is str and url.startswith(_SCHEMES):
             return {"type": "image", "image": ImageSource(url, where)}
         problems.invalid.append(
-            f"'{where}' is an image of {show(url)}: expected a data: URL with base64, or an http or https address"
+            f"'{where}' is {show(part)}: expected an image as a data: URL with base64, or an http or https address"
         )
     elif kind in ("input_audio", "audio_url", "video_url", "file"):
         problems.unsupported.append(f"'{where}' is of type {show(kind)}, and models take texts and images here")
@@ -194,7 +198,7 @@ def check_images(images: tuple[ImageSource, ...], template: str, options: Option
 
 
 def _refused(image: ImageSource, domains: tuple[str, ...] | None) -> str | None:
-    """Why an image that is not in the request is not fetched."""
+    """Return the problem of an image that may not be fetched, None if it may or is in the request itself."""
     if image.url.startswith("data:"):
         return None
     try:
@@ -203,8 +207,8 @@ def _refused(image: ImageSource, domains: tuple[str, ...] | None) -> str | None:
         host = None
     if host in {domain.lower() for domain in domains or ()}:
         return None
-    allowed = f"expected {' or '.join(domains)}, or" if domains else "send"
+    at, allowed = show(host) if host else "an address without a host", " or ".join(domains or ())
     return (
-        f"'{image.place}' is an image at {show(host)}, which the operator has not allowed "
-        f"(option.allowed_media_domains): {allowed} the image itself as a data: URL"
+        f"'{image.place}' is an image at {at}, which the operator has not allowed (option.allowed_media_domains): "
+        f"{f'expected {allowed}, or' if allowed else 'send'} the image itself as a data: URL"
     )

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from struct import pack
-from types import MappingProxyType
 
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, ResponseEncoder
+from djl_trtllm.api.base import DEFECT, Call, Prompt, RawRequest, Reply, ResponseEncoder
 from djl_trtllm.request import OutputChunk, new_id
 
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -138,39 +137,6 @@ def _quality(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-_ENDPOINT = "/endpoints/{endpoint}"
-OPENAI_PREFIXES = (
-    "/v1",
-    # OpenAI's and Hugging Face's clients make these of the address of /invocations.
-    "/invocations",
-    "/invocations/v1",
-    # SageMaker's runtime has these; its container gets the request at /v1.
-    f"{_ENDPOINT}/openai/v1",
-    f"{_ENDPOINT}/inference-components/{{component}}/openai/v1",
-)
-"""The beginnings of the paths of OpenAI's APIs."""
-
-HUGGING_FACE_STATUSES: Mapping[type[errors.RequestError], int] = MappingProxyType(
-    {
-        errors.InvalidRequestError: 422,
-        errors.OverloadedError: 429,
-        errors.NotReadyError: 503,
-        errors.GenerationError: 424,
-    }
-)
-"""The statuses that TGI and Text Embeddings Inference have in common."""
-
-HUGGING_FACE_ERRORS: dict[type[errors.RequestError], str] = {
-    errors.RequestError: "validation",
-    errors.AuthenticationError: "authentication",
-    errors.ForbiddenError: "authentication",
-    errors.OverloadedError: "overloaded",
-    errors.NotReadyError: "unhealthy",
-    errors.RequestTimeoutError: "incomplete_generation",
-    errors.GenerationError: "generation",
-}
-"""The `error_type` by which TGI's clients choose the exception to raise (`router/src/infer/mod.rs` of TGI)."""
-
 _TYPES = {
     404: "ResourceNotFoundException",
     405: "MethodNotAllowedException",
@@ -214,7 +180,7 @@ _ERROR_TYPE = "x-amzn-errortype"
 
 
 def endpoint_error(error: BaseException, reply: Reply) -> Reply:
-    """What SageMaker's client gets where others get `reply`.
+    """The reply that SageMaker's client gets where others get `reply`.
 
     boto3 raises `ValidationError` for an endpoint that is no model, and `ModelError` for all else. No method but POST
     comes from boto3: the reply to others stays.
@@ -248,7 +214,7 @@ _FORWARDED_API = "x-amzn-sagemaker-forwarded-api"
 _ACCEPT = "x-amzn-sagemaker-accept"
 _STRING = 7
 _ENDS = {"application/jsonlines": b"\n", "text/event-stream": b"\n\n"}
-"""What ends a line, or an event, in a stream of that type."""
+"""The bytes that end a line, or an event, in a stream of that type."""
 _MOST_BYTES = 2**20
 """The most bytes of a part: botocore takes up to 16 MB, other clients less."""
 
@@ -301,7 +267,7 @@ class EventStreamEncoder(ResponseEncoder):
             if not self._begun:
                 raise
             _logger.exception("encoding a response failed")
-            raise _Defect("Internal server error, see the server's log.") from error
+            raise _Defect(DEFECT) from error
         if chunk.finished is not None and chunk.finished.error is not None:
             data += self._exception(chunk.finished.error)
         return data

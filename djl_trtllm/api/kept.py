@@ -1,4 +1,4 @@
-"""What a dialect keeps of its responses for later requests, such as the conversation that a response belongs to.
+"""A store of responses for later requests, such as those that continue a conversation.
 
 An entry belongs to the API key of its request, whose other requests find it. It expires, and the memory of all entries
 is bounded: the key with the most loses its oldest entry, so that no key drives out those of the others.
@@ -37,7 +37,7 @@ class Kept:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: defaultdict[str, OrderedDict[str, Entry]] = defaultdict(OrderedDict)
-        """Those of each key, the one that was used longest ago first."""
+        """The entries of each key, the one that was used longest ago first."""
         self._sizes: dict[str, int] = {}
 
     @property

@@ -276,7 +276,7 @@ def _join_error(described: dict[str, Any], error: BaseException, reply: Reply) -
 
 
 def resolved(described: Mapping[str, Any], reference: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference in a description refers to; anything else is itself."""
+    """The part of a description to which a reference refers; anything else is itself."""
     if "$ref" not in reference:
         return reference
     value: Any = described

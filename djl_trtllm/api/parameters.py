@@ -32,7 +32,7 @@ _MOST_PROBLEMS = 10
 _MOST_NOTED = 32
 """The most unknown names of a request that is served: each is compared with all known ones."""
 _MISTYPED, _ALIKE = 0.8, 0.6
-"""How similar names are, of which one is probably meant to be the other, or may be."""
+"""Similarities of two names from which on one is probably meant to be the other, or may be."""
 _meant: set[str] = set()
 """The names of all tables' parameters that do something, or are refused."""
 _MOST_LOGGED = 1000
@@ -97,8 +97,8 @@ def ignored(*names: str) -> tuple[Parameter, ...]:
 
 @dataclass(slots=True)
 class Problems:
-    """What is wrong with a request. `option.unknown_parameters` says which `unknown` names are `ignored` instead.
-    `left_out` are parts of it that are known and of no use here.
+    """The problems of a request. `option.unknown_parameters` says which `unknown` names are `ignored` instead.
+    `left_out` are parts of the request that are known and not used by this server.
 
     `sent` has the names that the client used, by target, for problems that are found when all values are read.
     """
@@ -174,7 +174,7 @@ class Table:
                 _log_once(logging.INFO, "the", where, name, "it has no effect on a model that is served here")
             elif row.target is None:
                 if not row.accepts(raw):
-                    problems.unsupported.append(_refusal(name, raw, row))
+                    problems.unsupported.append(f"'{name}' is {show(raw)}, and {_not_accepted(row)}")
             elif row.target != IGNORED:
                 assert row.kind is not None
                 try:
@@ -200,7 +200,7 @@ class Table:
         return schema | {"required": list(self._required)} if self._required else schema
 
     def refused(self, refusals: Mapping[str, str]) -> dict[str, str]:
-        """Why each parameter that has an effect is refused, "" for one that is not; see `ModelStatus.refusals`."""
+        """The reasons why parameters are refused, "" for one that has an effect; see `ModelStatus.refusals`."""
         found = {}
         for name, row in self.rows.items():
             reasons = [refusals.get(each, "") for each in row.needs or (row.target or "",)]
@@ -264,7 +264,7 @@ def _bounded(given: Mapping[str, Any], problems: Problems, where: str) -> Iterab
 
 
 def _listed(names: list[str]) -> str:
-    """Some of the names, for a header."""
+    """The first names and the number of the others, for a header."""
     more = len(names) - _MOST_PROBLEMS
     return ", ".join(map(in_header, names[:_MOST_PROBLEMS])) + (f" and {more} more" if more > 0 else "")
 
@@ -290,7 +290,7 @@ def check_text(payload: Mapping[str, Any], name: str, problems: Problems) -> Non
 
 
 def found(value: object) -> str:
-    """What an error says of a required value: "is 3", or "is missing"."""
+    """The predicate of an error about a required value: "is 3", or "is missing"."""
     return "is missing" if value is None else f"is {show(value)}"
 
 
@@ -371,6 +371,17 @@ def _of_type(expected: str, kind: type, name: str) -> Kind:
     return Kind(expected, read, {"type": name})
 
 
+def one_of(expected: str, *values: str) -> Kind:
+    """One of these texts."""
+
+    def read(value: Any) -> str:
+        if value not in values:
+            raise ValueError("")
+        return str(value)
+
+    return Kind(expected, read, {"enum": [*values]})
+
+
 def _read_strings(value: Any) -> tuple[str, ...]:
     strings = [value] if type(value) is str else value
     if type(strings) is not list or len(strings) > _MOST_STRINGS:
@@ -431,6 +442,41 @@ TOKEN_IDS = Kind(
 OBJECT = _of_type("an object", dict, "object")
 
 
+_ID_LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+class TextsOrIds:
+    """A parameter whose value is a text or token ids, or a list of `most` of either. `empty`: texts may be empty."""
+
+    def __init__(self, name: str, most: int, *, empty: bool) -> None:
+        text = TEXT.schema if empty else _NOT_EMPTY
+        several = {"type": "array", "items": {"anyOf": [text, _ID_LIST]}, "minItems": 1, "maxItems": most}
+        expected = f"a text, a list of token ids, or a list of up to {most} of either"
+        self.kind = Kind(expected, lambda value: value, {"anyOf": [text, _ID_LIST, several]})
+        self._name, self._most, self._empty = name, most, empty
+
+    def read(self, payload: Mapping[str, Any], vocabulary: int, problems: Problems) -> list[str | list[int]]:
+        """Return the texts and lists of token ids, none with a problem."""
+        value, expected = payload.get(self._name), f"expected {self.kind.expected}"
+        alone = type(value) is str or (type(value) is list and bool(value) and type(value[0]) is int)
+        items: Any = [value] if alone else value
+        if type(items) is not list or not 0 < len(items) <= self._most:
+            problems.invalid.append(f"'{self._name}' {found(value)}: {expected}")
+            return []
+        for item in items:
+            if type(item) is list and item:
+                wrong = [id_ for id_ in item if type(id_) is not int or not 0 <= id_ < vocabulary]
+            else:
+                wrong = [] if type(item) is str and (item or self._empty) else [item]
+            if wrong:
+                more = "" if self._empty else ", none of them empty"
+                problems.invalid.append(
+                    f"'{self._name}' has {show(wrong[0])}: {expected}{more}, with ids from 0 to {vocabulary - 1}"
+                )
+                return []
+        return list(items)
+
+
 def _described(name: str, row: Parameter, required: bool) -> dict[str, Any]:
     """The schema of the values of one name. All may be null, which means not given, except those that are required."""
     if row.target is None:
@@ -457,10 +503,6 @@ def _unquote(value: object) -> str:
         if isinstance(inner, (bool, int, float)):
             return " (written without quotation marks)"
     return ""
-
-
-def _refusal(name: str, value: object, row: Parameter) -> str:
-    return f"'{name}' is {show(value)}, and {_not_accepted(row)}"
 
 
 def _not_accepted(row: Parameter) -> str:

@@ -5,16 +5,18 @@ A vector becomes JSON when it arrives, so that the last one of a large response 
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeAlias
 
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import ModelContext, Prompt, ResponseEncoder
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems
-from djl_trtllm.request import GenerationRequest, OutputChunk, Pooling
+from djl_trtllm.request import GenerationRequest, OutputChunk, Pooling, TaskName
 
-T = TypeVar("T")
+Item: TypeAlias = "str | list[int] | tuple[str, str]"
+"""A text, its token ids, or a pair of texts."""
 
 MOST_TEXTS = 2048
 """The most texts of a request, as in OpenAI's API."""
@@ -51,8 +53,38 @@ def read_texts(value: Any) -> list[str]:
     return value
 
 
-def kept_tokens(values: Mapping[str, Any], model: ModelContext, problems: Problems) -> int | None:
-    """How many tokens of a text are used; None for all, and a text that is too long is refused."""
+def pooled(
+    task: TaskName,
+    items: Iterable[Item],
+    values: Mapping[str, Any],
+    model: ModelContext,
+    problems: Problems,
+) -> tuple[GenerationRequest, ...]:
+    """The requests for the vectors of texts or token ids, or for the scores of pairs of texts. Raises what
+    `Problems.raise_any` raises.
+
+    `values` are those of a table: `truncate` or `truncates`, `activate` and `dimensions`.
+    """
+    truncate = _kept_tokens(values, model, problems)
+    problems.raise_any()
+    return pooling_requests(Pooling(task, values.get("activate"), values.get("dimensions")), items, truncate)
+
+
+def pooling_requests(pooling: Pooling, items: Iterable[Item], truncate: int | None) -> tuple[GenerationRequest, ...]:
+    """The requests of texts, token ids or pairs, of which the first `truncate` tokens are used."""
+    one = GenerationRequest(truncate=truncate, pooling=pooling)
+    return tuple(
+        replace(one, prompt=item)
+        if isinstance(item, str)
+        else replace(one, prompt=item[0], pair=item[1])
+        if isinstance(item, tuple)
+        else replace(one, prompt_ids=item)
+        for item in items
+    )
+
+
+def _kept_tokens(values: Mapping[str, Any], model: ModelContext, problems: Problems) -> int | None:
+    """The number of tokens of a text that are used; None for all, where a text that is too long is refused."""
     if values.get("truncates"):
         return model.max_seq_len
     asked: int | None = values.get("truncate")
@@ -66,33 +98,6 @@ def kept_tokens(values: Mapping[str, Any], model: ModelContext, problems: Proble
     return asked
 
 
-def embeddings(
-    texts: Iterable[str | list[int]],
-    *,
-    truncate: int | None = None,
-    activate: bool | None = None,
-    dimensions: int | None = None,
-) -> tuple[GenerationRequest, ...]:
-    """The requests for the vectors of texts or token ids."""
-    pooling = Pooling("embed", activate, dimensions)
-    return tuple(
-        GenerationRequest(prompt=text, truncate=truncate, pooling=pooling)
-        if isinstance(text, str)
-        else GenerationRequest(prompt_ids=text, truncate=truncate, pooling=pooling)
-        for text in texts
-    )
-
-
-def scores(
-    pairs: Iterable[tuple[str, str]], *, truncate: int | None = None, activate: bool | None = None
-) -> tuple[GenerationRequest, ...]:
-    """The requests for the scores of pairs of texts."""
-    pooling = Pooling("score", activate)
-    return tuple(
-        GenerationRequest(prompt=first, pair=second, truncate=truncate, pooling=pooling) for first, second in pairs
-    )
-
-
 DIMENSIONS = Parameter(("dimensions",), kinds.integer(1, _MOST_DIMENSIONS), "dimensions")
 
 
@@ -104,7 +109,7 @@ def vector_json(vector: bytes) -> bytes:
 
 
 def score_of(vector: bytes) -> float:
-    """The number of a score, with as many digits as float32 has."""
+    """A score as a number with as many digits as float32 has."""
     import numpy as np  # as above
 
     return float(str(np.frombuffer(vector, np.float32)[0]))
@@ -118,16 +123,18 @@ def joined(head: bytes, vectors: Sequence[bytes], tail: bytes) -> bytes:
     return b",".join(members)
 
 
-class PooledEncoder(ResponseEncoder, Generic[T]):
-    """The response to a call for vectors or scores: one body, when all of them are there. `tokens` counts
-    the tokens of the texts."""
+class PooledEncoder(ResponseEncoder):
+    """The response to a call for vectors or scores: one body, when all of them are there.
+
+    `tokens` counts the tokens of the texts. A result is kept as `read` makes it: the JSON of a vector, or a score.
+    """
 
     stream = False
     content_type = "application/json"
 
     def __init__(self, count: int) -> None:
         self.tokens = 0
-        self._results: list[T | None] = [None] * count
+        self._results: list[Any] = [None] * count
         self._missing = count
 
     def begin(self, prompt: Prompt) -> None:
@@ -138,14 +145,14 @@ class PooledEncoder(ResponseEncoder, Generic[T]):
             return b""
         self._results[chunk.generation] = self.read(chunk.vector, chunk.generation)
         self._missing -= 1
-        return b"" if self._missing else self.body([each for each in self._results if each is not None])
+        return b"" if self._missing else self.body(self._results)
+
+    def read(self, vector: bytes, number: int) -> Any:
+        """The result of request `number`: by default a score."""
+        return score_of(vector)
 
     @abstractmethod
-    def read(self, vector: bytes, number: int) -> T:
-        """The form in which the encoder keeps the vector of request `number`: JSON, or a score."""
-
-    @abstractmethod
-    def body(self, results: Sequence[T]) -> bytes:
+    def body(self, results: Sequence[Any]) -> bytes:
         """The response."""
 
     @property
@@ -154,7 +161,7 @@ class PooledEncoder(ResponseEncoder, Generic[T]):
         return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
 
 
-class VectorsEncoder(PooledEncoder[bytes]):
+class VectorsEncoder(PooledEncoder):
     """A list with the vector of each text; `single`: the only vector, without a list around it."""
 
     def __init__(self, count: int, *, single: bool = False) -> None:

@@ -5,13 +5,14 @@ TGI's; `top_k` -1 means 0, as in vLLM.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
-from djl_trtllm.request import FIELDS, GREEDY_BELOW, GenerationRequest, Guide, GuideKind, ImageSource, PartOf, Sampling
+from djl_trtllm.request import FIELDS, GREEDY_BELOW, GenerationRequest, Guide, GuideKind, PartOf, Sampling
 
 # The parameters for guided decoding of several APIs, all parsed into a `Guide`.
 #
@@ -29,7 +30,7 @@ _MOST_CHARACTERS = 65_536
 
 _MOST_CHOICES = 64
 _MOST_LEVELS = 64
-"""How deep a guide is nested. Hundreds of levels take minutes to compile, thousands overflow the engine's stack."""
+"""The most levels of a guide: hundreds take minutes to compile, thousands overflow the engine's stack."""
 _TAG = GuideKind.STRUCTURAL_TAG.value
 _TOO_DEEP = f" (it is nested deeper than {_MOST_LEVELS} levels)"
 _CLASS = r"\\.|\[[^\]\\]*(?:\\.[^\]\\]*)*\]?"
@@ -97,7 +98,7 @@ def _as_json(value: dict[str, Any]) -> str:
 
 
 def _levels(value: dict[str, Any]) -> int:
-    """How deep lists and objects are nested, counted no further than the limit."""
+    """The number of nested levels of lists and objects, counted no further than the limit."""
     levels = 0
     inner: list[Any] = [value]
     while inner and levels <= _MOST_LEVELS:
@@ -142,6 +143,12 @@ def _choice(value: Any) -> Guide:
     return Guide(GuideKind.REGEX, text)
 
 
+def _json_object(value: Any) -> Guide:
+    if value is not True:
+        raise ValueError("")
+    return Guide(GuideKind.JSON_OBJECT)
+
+
 def _require_short(text: str) -> None:
     """Raise ValueError, before anything is done with the text of a guide, if it is too long."""
     if len(text) > _MOST_CHARACTERS:
@@ -172,28 +179,30 @@ def read_response_format(value: Any) -> Guide | None:
     raise ValueError("")
 
 
-def _guided_decoding(value: Any) -> Guide:
-    readers = {"json": read_schema, "regex": _regex, "grammar": _grammar, _TAG: read_structural_tag}
-    given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
-    if len(given) != 1:
-        raise ValueError("")
-    ((name, item),) = given.items()
-    if name == "json_object" and item is True:
-        return Guide(GuideKind.JSON_OBJECT)
-    if name not in readers:
-        raise ValueError("")
-    return readers[name](item)
+_READERS: dict[str, Callable[[Any], Guide]] = {
+    "json": read_schema,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+    "json_object": _json_object,
+    _TAG: read_structural_tag,
+}
+"""The members of `structured_outputs`."""
 
 
-def _structured_outputs(value: Any) -> Guide:
-    readers = {"json": read_schema, "regex": _regex, "choice": _choice, "grammar": _grammar, _TAG: read_structural_tag}
-    given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
-    if given.keys() == {"json_object"} and given["json_object"] is True:
-        return Guide(GuideKind.JSON_OBJECT)
-    if len(given) != 1 or not given.keys() <= readers.keys():
-        raise ValueError("")
-    ((name, item),) = given.items()
-    return readers[name](item)
+def _one_of(*names: str) -> Kind:
+    """An object with one of these members; those that are null or false are not given."""
+
+    def read(value: Any) -> Guide:
+        given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
+        if len(given) != 1 or not given.keys() <= {*names}:
+            raise ValueError("")
+        ((name, item),) = given.items()
+        return _READERS[name](item)
+
+    *most, last = (f'"{name}"' for name in names)
+    schema = {"type": "object", "properties": {name: {} for name in names}}
+    return Kind(f"an object with one of {', '.join(most)} and {last}", read, schema)
 
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
@@ -209,75 +218,44 @@ _RESPONSE_FORMAT = {
     "properties": {"type": {"enum": ["text", "json_object", "json_schema", _TAG, "json", "regex"]}, "json_schema": {}},
     "required": ["type"],
 }
-_GUIDED_DECODING = {
-    "type": "object",
-    "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}, _TAG: {}},
-}
-_STRUCTURED_OUTPUTS = {
-    "type": "object",
-    "properties": {"json": {}, "regex": {}, "choice": {}, "grammar": {}, "json_object": {}, _TAG: {}},
-}
+_CHOICES = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": _MOST_CHOICES}
 
-_JSON = (GuideKind.JSON_SCHEMA,)
+
+def _guide(name: str, kind: Kind, *needs: GuideKind) -> Parameter:
+    return Parameter((name,), kind, "guide", needs=needs)
+
 
 GUIDES = (
-    Parameter(
-        ("grammar",),
+    _guide(
+        "grammar",
         Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR),
-        "guide",
-        needs=(*_JSON, GuideKind.REGEX),
+        GuideKind.JSON_SCHEMA,
+        GuideKind.REGEX,
     ),
-    Parameter(
-        ("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide", needs=_JSON
+    _guide("guided_json", Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), GuideKind.JSON_SCHEMA),
+    _guide("guided_regex", Kind("a regular expression", _regex, _TEXT), GuideKind.REGEX),
+    _guide(
+        "guided_choice",
+        Kind(f"a list of up to {_MOST_CHOICES} strings, none of them empty", _choice, _CHOICES),
+        GuideKind.REGEX,
     ),
-    Parameter(("guided_regex",), Kind("a regular expression", _regex, _TEXT), "guide", needs=(GuideKind.REGEX,)),
-    Parameter(
-        ("guided_choice",),
-        Kind(
-            f"a list of up to {_MOST_CHOICES} strings, none of them empty",
-            _choice,
-            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": _MOST_CHOICES},
-        ),
-        "guide",
-        needs=(GuideKind.REGEX,),
-    ),
-    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar, _TEXT), "guide", needs=(GuideKind.GRAMMAR,)),
-    Parameter(
-        ("response_format",),
+    _guide("guided_grammar", Kind("an EBNF grammar", _grammar, _TEXT), GuideKind.GRAMMAR),
+    _guide(
+        "response_format",
         Kind(
             '{"type": "text", "json_object", "json_schema" or "structural_tag"}, with "json_schema" or "format"',
             read_response_format,
             _RESPONSE_FORMAT,
         ),
-        "guide",
-        needs=_JSON,
+        GuideKind.JSON_SCHEMA,
     ),
-    Parameter(
-        (_TAG,),
+    _guide(
+        _TAG,
         Kind("a structural tag, as an object or as text", read_structural_tag, {"anyOf": _SCHEMA["anyOf"]}),
-        "guide",
-        needs=(GuideKind.STRUCTURAL_TAG,),
+        GuideKind.STRUCTURAL_TAG,
     ),
-    Parameter(
-        ("guided_decoding",),
-        Kind(
-            'an object with one of "json", "regex", "grammar", "json_object" and "structural_tag"',
-            _guided_decoding,
-            _GUIDED_DECODING,
-        ),
-        "guide",
-        needs=tuple(GuideKind),
-    ),
-    Parameter(
-        ("structured_outputs",),
-        Kind(
-            'an object with one of "json", "regex", "choice", "grammar", "json_object" and "structural_tag"',
-            _structured_outputs,
-            _STRUCTURED_OUTPUTS,
-        ),
-        "guide",
-        needs=tuple(GuideKind),
-    ),
+    _guide("guided_decoding", _one_of("json", "regex", "grammar", "json_object", _TAG), *GuideKind),
+    _guide("structured_outputs", _one_of(*_READERS), *GuideKind),
 )
 """Rows for the parameter tables."""
 
@@ -399,7 +377,7 @@ OWN_SAMPLING = tuple(
     if row.target in (*Sampling.__struct_fields__, "logit_bias", "cache_salt")
     and row.names[0] not in ("n", "best_of", "num_beams", "beam_width")
 )
-"""Of these, an API without sampling parameters of its own has the server's."""
+"""The sampling parameters of the server in an API that has none of its own."""
 
 
 def _read_priority(value: object) -> int:
@@ -478,40 +456,20 @@ def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = 
     return sampling
 
 
-def generation_request(
-    values: dict[str, Any],
-    sampling: Sampling,
-    logprobs: bool,
-    *,
-    prompt: str | None = None,
-    messages: list[dict[str, Any]] | None = None,
-    template: dict[str, Any] | None = None,
-    images: tuple[ImageSource, ...] = (),
-) -> GenerationRequest:
-    """The request of these values. `logprobs`: the response has a place for log-probabilities."""
-    return GenerationRequest(
-        prompt=prompt,
-        messages=messages,
-        template=template,
-        sampling=sampling,
-        stop=values.get("stop", ()),
-        stop_token_ids=values.get("stop_token_ids", ()),
-        logprobs=logprobs,
-        asks_logprobs=values.get("details", False),
-        top_logprobs=values.get("top_logprobs", 0),
-        needs_logprobs=values.get("logprobs", False) or sampling.best_of is not None,
-        truncate=values.get("truncate"),
-        bad=values.get("bad", ()),
-        guide=values.get("guide"),
-        adapter=values.get("adapter"),
-        default_new_tokens=values.get("default_new_tokens", 0),
-        prompt_logprobs=values.get("prompt_logprobs"),
-        prompt_only=values.get("prompt_only", False),
-        logit_bias=values.get("logit_bias", ()),
-        cache_salt=values.get("cache_salt", ""),
-        priority=values.get("priority", 0),
-        images=images,
-    )
+_REQUEST_FIELDS = frozenset(GenerationRequest.__struct_fields__)
+
+
+def generation_request(values: dict[str, Any], sampling: Sampling, logprobs: bool, **fields: Any) -> GenerationRequest:
+    """The request of the values whose targets are its fields, and of further fields.
+
+    `logprobs`: the response has a place for log-probabilities.
+    """
+    given = {name: value for name, value in values.items() if name in _REQUEST_FIELDS}
+    given["sampling"] = sampling
+    given["logprobs"] = logprobs
+    given["asks_logprobs"] = values.get("details", False)
+    given["needs_logprobs"] = values.get("logprobs", False) or sampling.best_of is not None
+    return GenerationRequest(**given | fields)
 
 
 def refuse_ranked_stream(sampling: Sampling, problems: Problems) -> None:

@@ -25,10 +25,10 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from rich.console import Console
 
-from djl_trtllm.api import pooling
 from djl_trtllm.api.base import Call, CollectedSequence, Prompt, ResponseEncoder, SequenceCollector
 from djl_trtllm.api.content import read_texts
 from djl_trtllm.api.parameters import Problems
+from djl_trtllm.api.pooling import pooling_requests
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Origin
 from djl_trtllm.config.options import find
@@ -37,7 +37,7 @@ from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.arguments import SamplingParams, flattened
 from djl_trtllm.progress import batch_progress
-from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, RankedToken
+from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, Pooling, RankedToken
 from djl_trtllm.service.lifecycle import ModelService
 from djl_trtllm.service.model import Model, open_remote, open_source, prepare
 
@@ -479,7 +479,7 @@ class LLM:
         texts, truncate = _texts(prompts, "prompts"), self._kept(truncate_prompt_tokens)
         if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
             raise InvalidRequestError(f"dimensions is {dimensions!r:.80}: expected a number of at least 1")
-        requests = pooling.embeddings(texts, truncate=truncate, dimensions=dimensions)
+        requests = pooling_requests(Pooling("embed", dimensions=dimensions), texts, truncate)
         return self._pooled(requests, EmbeddingOutput.of, use_tqdm=use_tqdm)
 
     def score(
@@ -502,7 +502,7 @@ class LLM:
             raise InvalidRequestError(
                 f"data_1 has {len(first)} texts and data_2 {len(second)}: expected one, or as many as data_2 has"
             )
-        requests = pooling.scores(zip(first, second, strict=True), truncate=truncate)
+        requests = pooling_requests(Pooling("score"), zip(first, second, strict=True), truncate)
         return self._pooled(requests, ScoringOutput.of, use_tqdm=use_tqdm)
 
     def _kept(self, tokens: int | None) -> int | None:

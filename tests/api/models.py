@@ -18,11 +18,11 @@ import orjson
 from djl_trtllm.api.base import Call, Dialect, Operation, Prompt, RawRequest, RequestParser, ResponseEncoder
 from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, load_custom
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
-from djl_trtllm.api.dialects.lmi.responses import Presentation
 from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table
 from djl_trtllm.api.registry import LMI
 from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING
+from djl_trtllm.api.texts import Presentation
 from djl_trtllm.config import Options
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token

@@ -6,7 +6,6 @@ import pytest
 
 from djl_trtllm.api.base import (
     Call,
-    CollectedSequence,
     Dialect,
     RawRequest,
     SequenceCollector,
@@ -75,15 +74,6 @@ def test_openais_errors_name_the_parameter_if_there_is_one(message: str, paramet
     assert b'"param":null' in OPENAI.encode_error(GenerationError(message), Options()).body
 
 
-def test_sequences_grow_and_end_one_by_one() -> None:
-    collector = SequenceCollector(2)
-    updates = several(2)
-    assert [collector.add(update) for update in updates] == [False, False, False, True]
-    assert [sequence.text for sequence in collector.sequences] == ["00 01", "10 11"]
-    assert [sequence.finished for sequence in collector.sequences] == [updates[2].finished, updates[3].finished]
-    assert CollectedSequence().text == ""
-
-
 def test_a_line_has_no_character_that_ends_a_line() -> None:
     text = "".join(map(chr, (*range(0x20), 0x7F, 0x85, 0x2028, 0x2029, 0xFEFF, 0xE9)))
     line = dump_line({"text": text})
@@ -95,6 +85,7 @@ def test_a_line_has_no_character_that_ends_a_line() -> None:
 
 def test_each_generation_has_its_own_sequences() -> None:
     collector = SequenceCollector(2, 2)
+    assert collector.sequences[0].text == ""
     for generation, first in ((1, "c"), (0, "a")):
         for index in (0, 1):
             finished = SequenceResult(FinishReason.LENGTH, 1, None, None)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from djl_trtllm.api.dialects.lmi import djl_python_shim
 from djl_trtllm.api.dialects.lmi.custom import FormattedEncoder, TokenEncoder
@@ -50,28 +52,18 @@ DICTIONARIES = """
 """
 
 
-def test_a_formatter_of_dictionaries_changes_whole_answers(tmp_path: Path) -> None:
+def test_a_formatter_of_dictionaries_changes_every_object_of_an_answer_and_nothing_else(tmp_path: Path) -> None:
     formatters = load(tmp_path, DICTIONARIES)
     changed = {"generated_text": f"[BASE] {TEXT}", "original_length": len(TEXT), "seen": True}
     assert json.loads(answer(parse(formatters, WHOLE).encoder, EOS)) == changed
     tgi = parse(formatters, {**WHOLE, "parameters": {"details": False}}, tgi_compat=True)
     assert json.loads(answer(tgi.encoder, EOS)) == [changed]
-
-
-def test_a_formatter_of_dictionaries_changes_every_line(tmp_path: Path) -> None:
-    formatters = load(tmp_path, DICTIONARIES)
     lines = answer(parse(formatters, STREAM).encoder, EOS).decode().splitlines()
-    assert all(json.loads(line)["seen"] for line in lines)
-    assert len(lines) == 5
+    assert len(lines) == 5 and all(json.loads(line)["seen"] for line in lines)
     encoder = parse(formatters, STREAM, tgi_compat=True).encoder
     events = answer(encoder, EOS).decode()
-    assert encoder.content_type == "text/event-stream"
     assert events.count("data: {") == events.count("}\n\n") == 5
-    assert events.endswith("\n\n")
-
-
-def test_a_formatter_of_dictionaries_leaves_plain_text_and_done_alone(tmp_path: Path) -> None:
-    formatters = load(tmp_path, DICTIONARIES)
+    assert events.endswith("\n\n") and encoder.content_type == "text/event-stream"
     plain = parse(formatters, {**WHOLE, "parameters": {"output_formatter": "none"}})
     assert answer(plain.encoder, EOS).decode() == TEXT
     chat = {"messages": [{"role": "user", "content": "a"}], "stream": True, "output_formatter": "sse_chat"}
@@ -103,18 +95,12 @@ def around(name: str, formatter: Callable[[Any], Any], **view: Any) -> Formatted
     return FormattedEncoder(formatter, make(name, **view))
 
 
-def test_an_object_framer_is_like_the_framer_inside() -> None:
-    for name in ("json", "jsonlines", "sse", "none"):
-        inner = make(name, prefill=True)
-        encoder = FormattedEncoder(dict, inner)
-        assert (encoder.stream, encoder.content_type) == (inner.stream, inner.content_type)
-        assert encoder.wants_prompt_tokens is inner.wants_prompt_tokens
-
-
 def test_objects_that_stay_as_they_are_make_the_same_answer() -> None:
-    for name in ("json", "jsonlines", "sse", "none"):
-        assert answer(around(name, dict), EOS) == answer(make(name), EOS)
-    assert answer(around("json", dict, tgi_compat=True), EOS) == answer(make("json", tgi_compat=True), EOS)
+    for name, view in (("json", {}), ("json", {"tgi_compat": True}), ("jsonlines", {}), ("sse", {}), ("none", {})):
+        inner, encoder = make(name, prefill=True, **view), around(name, dict, prefill=True, **view)
+        for member in ("stream", "content_type", "wants_prompt_tokens"):
+            assert getattr(encoder, member) == getattr(inner, member)
+        assert answer(encoder, EOS) == answer(inner, EOS)
 
 
 def test_plain_text_that_looks_like_an_object_is_text() -> None:
@@ -128,21 +114,20 @@ def test_a_formatter_of_dictionaries_may_return_a_text() -> None:
     assert events == 'data: said: "\n\n'
 
 
-@pytest.mark.parametrize("result", [None, 3, ["a"], b"a"])
-def test_a_formatter_of_dictionaries_that_returns_something_else_fails_its_request(result: object) -> None:
-    with pytest.raises(GenerationError) as caught:
-        answer(around("json", lambda shown: result), EOS)
-    assert str(caught.value) == (
-        f"The model's output formatter returned {type(result).__name__}: expected a dict or a str"
-    )
-
-
 def test_an_error_is_reported_by_the_framer_inside_behind_the_tokens_before_it() -> None:
     lines = answer(around("jsonlines", lambda shown: {"seen": True}), FAILED).decode().splitlines()
     assert [json.loads(line) for line in lines[:2]] == [{"seen": True}] * 2
     assert json.loads(lines[2])["token"]["error_msg"] == str(FAILURE)
     assert len(lines) == 3
     assert around("jsonlines", dict).error(FAILURE) == make("jsonlines").error(FAILURE)
+
+
+def test_tokens_before_an_error_stay_those_of_their_prompt(tmp_path: Path) -> None:
+    body = {"prompt": ["a", "b"], "stream": True, "output_formatter": "sse"}
+    encoder = parse(load(tmp_path, DICTIONARIES), body).encoder
+    failed = replace(FAILED[1], tokens=TOKENS[:1], generation=1)
+    (first, *_) = [json.loads(line[6:]) for line in encoder.encode(failed).split(b"\n") if line.startswith(b"data: {")]
+    assert (first["choices"][0]["index"], first["seen"]) == (1, True)
 
 
 STEPS = """
@@ -183,30 +168,6 @@ def test_a_formatter_of_steps_is_called_per_token(
     assert lines[-1]["finish_reason"] in ("eos_token", "stop_sequence")
     assert lines[-1]["parameters"] == {"top_k": 3}
     assert lines[-1]["prompt"] == [PROMPT.text, PROMPT.length]
-
-
-def test_a_formatter_of_steps_words_errors_itself(tmp_path: Path) -> None:
-    formatters = load(tmp_path, STEPS.replace("UNPACKED", "token, first, last"))
-    lines = answer(parse(formatters, STREAM).encoder, FAILED).splitlines()
-    assert len(lines) == 3
-    assert json.loads(lines[-1])["finish_reason"] == "error"
-
-
-def test_a_failing_formatter_of_steps_is_not_asked_again(tmp_path: Path) -> None:
-    formatters = load(
-        tmp_path,
-        """
-        from djl_python.output_formatter import RequestOutput, output_formatter
-
-        @output_formatter
-        def fail(request_output: RequestOutput) -> str:
-            return 1 / 0
-        """,
-    )
-    encoder = parse(formatters, STREAM).encoder
-    with pytest.raises(GenerationError, match="ZeroDivisionError"):
-        encoder.encode(EOS[0])
-    assert json.loads(encoder.error(FAILURE)) == {"error": str(FAILURE), "code": 424}
 
 
 def test_both_formatters_share_their_input(tmp_path: Path) -> None:
@@ -252,10 +213,11 @@ def steps(clean_imports: None) -> Callable[..., TokenEncoder]:
     return make_steps
 
 
-def test_a_step_framer_wants_the_prompts_tokens_and_has_the_type_of_lines(steps: Callable[..., TokenEncoder]) -> None:
-    assert steps(str).wants_prompt_tokens and steps(str).stream
-    assert steps(str).content_type == "application/jsonlines"
-    assert (steps(str, stream=False).content_type, steps(str, stream=False).stream) == ("application/json", False)
+def shown(output: Any) -> tuple[dict[str, Any], bool, str | None, bool, float]:
+    """What a formatter of steps finds of a sequence: its last token, and what there is at its end."""
+    sequence = output.sequences[0]
+    ended = sequence.get_last_token() is not None
+    return sequence.tokens[-1].as_dict(), output.finished, sequence.finish_reason, ended, sequence.cumulative_log_prob
 
 
 def watch(encoder: Callable[..., TokenEncoder], look: Callable[[Any], Any], chunks: list[OutputChunk]) -> list[Any]:
@@ -277,35 +239,20 @@ def test_each_request_has_a_number_of_its_own(steps: Callable[..., TokenEncoder]
     assert second == (first[0] + 1, first[1] + 1) and first[0] == first[1]
 
 
-def test_a_formatter_of_steps_finds_the_prompt_and_its_tokens(steps: Callable[..., TokenEncoder]) -> None:
+def test_a_formatter_of_steps_finds_the_prompt_the_tokens_and_the_end(steps: Callable[..., TokenEncoder]) -> None:
+    assert steps(str).wants_prompt_tokens
     look = lambda output: (output.input.input_text, output.get_prompt_tokens_as_dict())  # noqa: E731
     assert watch(steps, look, EOS[:1]) == [(PROMPT.text, [lmi_token(token) for token in PROMPT.tokens])]
-
-
-def test_a_formatter_of_steps_finds_the_tokens_and_the_end(steps: Callable[..., TokenEncoder]) -> None:
-    def look(output: Any) -> Any:
-        sequence = output.sequences[0]
-        ended = sequence.get_last_token() is not None
-        return sequence.tokens[-1].as_dict(), output.finished, sequence.finish_reason, ended
-
-    *shown, last = [lmi_token(token) for token in (*TOKENS, END)]
-    assert watch(steps, look, EOS) == [
-        *((token, False, None, False) for token in shown),
-        (last, True, "eos_token", True),
-    ]
-
-
-def test_the_end_brings_the_sum_of_log_probabilities_where_it_is_known(steps: Callable[..., TokenEncoder]) -> None:
-    unknown = [OutputChunk(0, TOKENS[:1], SequenceResult(FinishReason.LENGTH, 1, None, None))]
-    for chunks, sums in ((EOS, [0.0, 0.0, 0.0, 0.0, -1.8464]), (unknown, [0.0])):
-        assert watch(steps, lambda output: output.sequences[0].cumulative_log_prob, chunks) == sums
-
-
-def test_an_end_without_a_token_is_a_special_one_without_text(steps: Callable[..., TokenEncoder]) -> None:
-    end = OutputChunk(0, [], SequenceResult(FinishReason.CANCELLED, 0, None, None))
-    for chunks, last_id in (([end], -1), ([OutputChunk(0, TOKENS[:1], None), end], TOKENS[0].id)):
-        found = watch(steps, lambda output: output.sequences[0].tokens[-1].as_dict(), chunks)
-        assert found[-1] == {"id": last_id, "text": "", "log_prob": 0.0, "special_token": True}
+    *before, last = [lmi_token(token) for token in (*TOKENS, END)]
+    ended = (last, True, "eos_token", True, -1.8464)
+    assert watch(steps, shown, EOS) == [*((token, False, None, False, 0.0) for token in before), ended]
+    # Where the sum of the log-probabilities is not known, or the end comes without a token.
+    reason, first = SequenceResult(FinishReason.LENGTH, 1, None, None), lmi_token(TOKENS[0])
+    assert watch(steps, shown, [OutputChunk(0, TOKENS[:1], reason)]) == [(first, True, "length", True, 0.0)]
+    for chunks, last_id in (([], -1), ([OutputChunk(0, TOKENS[:1], None)], TOKENS[0].id)):
+        special = {"id": last_id, "text": "", "log_prob": 0.0, "special_token": True}
+        found = watch(steps, shown, [*chunks, OutputChunk(0, [], reason)])
+        assert found[-1] == (special, True, "length", True, 0.0)
 
 
 def test_several_sequences_are_distinguished_and_finish_together(steps: Callable[..., TokenEncoder]) -> None:
@@ -320,11 +267,12 @@ def test_several_sequences_are_distinguished_and_finish_together(steps: Callable
     assert seen == [([0, 1], [1], False)] * 3 + [([0, 1], [1], True)]
 
 
-def test_without_a_stream_everything_is_sent_at_the_end(steps: Callable[..., TokenEncoder]) -> None:
-    encoder = steps(lambda output: output.sequences[0].tokens[-1].text, stream=False)
-    assert [encoder.encode(update) for update in EOS] == [b"", b"", b"", TEXT.encode()]
-    encoder = steps(lambda output: output.sequences[0].tokens[-1].text)
-    assert b"".join([encoder.encode(update) for update in EOS]) == TEXT.encode()
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_stream_everything_is_sent_at_the_end(steps: Callable[..., TokenEncoder], stream: bool) -> None:
+    encoder = steps(lambda output: output.sequences[0].tokens[-1].text, stream=stream)
+    assert encoder.content_type == ("application/jsonlines" if stream else "application/json")
+    parts = [encoder.encode(update) for update in EOS]
+    assert b"".join(parts) == TEXT.encode() and (encoder.stream, any(parts[:-1])) == (stream, stream)
 
 
 def test_a_text_that_is_no_utf_8_is_sent_with_a_mark_in_its_place(steps: Callable[..., TokenEncoder]) -> None:
@@ -332,55 +280,60 @@ def test_a_text_that_is_no_utf_8_is_sent_with_a_mark_in_its_place(steps: Callabl
     assert steps(lambda output: "a\ud800").error(FAILURE) == b"a?"
 
 
-@pytest.mark.parametrize("result", [None, {"a": 1}, b"a"])
-def test_a_formatter_of_steps_that_returns_no_text_fails_its_request(
+@pytest.mark.parametrize("result", [None, {"a": 1}, b"a", ["a"], 3])
+def test_a_formatter_that_returns_something_else_fails_its_request(
     steps: Callable[..., TokenEncoder], result: object
 ) -> None:
     encoder = steps(lambda output: result)
-    with pytest.raises(GenerationError) as caught:
+    with pytest.raises(GenerationError, match=f"returned {type(result).__name__}: expected a str") as caught:
         encoder.encode(EOS[0])
-    assert str(caught.value) == f"The model's output formatter returned {type(result).__name__}: expected a str"
     assert json.loads(encoder.error(caught.value)) == {"error": str(caught.value), "code": 424}
+    if not isinstance(result, dict):
+        with pytest.raises(GenerationError, match=f"returned {type(result).__name__}: expected a dict or a str"):
+            answer(around("json", lambda shown: result), EOS)
 
 
 def test_an_error_is_a_last_token_that_carries_the_message(steps: Callable[..., TokenEncoder]) -> None:
     seen: list[Any] = []
 
     def write(output: Any) -> str:
-        sequence = output.sequences[0]
-        seen.append((sequence.tokens[-1].as_dict(), output.finished, sequence.finish_reason))
+        seen.append(shown(output))
         return "broken"
 
     assert steps(write).error(FAILURE) == b"broken"
     error = {"id": -1, "text": "", "log_prob": -1.0, "special_token": True, "error_msg": str(FAILURE)}
-    assert seen == [(error, True, "error")]
+    assert seen == [(error, True, "error", True, 0.0)]
+    *_, last = answer(steps(lambda output: f"{output.sequences[0].finish_reason};"), FAILED).split(b";")[:-1]
+    assert last == b"error"
 
 
-def test_a_formatter_that_cannot_word_an_error_leaves_it_to_the_server(
+def test_an_error_that_a_formatter_cannot_word_is_the_servers(
     steps: Callable[..., TokenEncoder], caplog: pytest.LogCaptureFixture
 ) -> None:
     def write(output: Any) -> str:
+        called.append(output)
         raise KeyError("finish_reason")
 
-    assert json.loads(steps(write).error(FAILURE)) == {"error": str(FAILURE), "code": 424}
-    assert "failed on an error" in caplog.text
-
-
-def test_an_error_of_a_whole_answer_is_the_servers(steps: Callable[..., TokenEncoder]) -> None:
+    called: list[Any] = []
+    wanted = {"error": str(FAILURE), "code": 424}
+    assert json.loads(steps(write).error(FAILURE)) == wanted and "failed on an error" in caplog.text
+    failed = steps(write)
+    with pytest.raises(GenerationError, match="KeyError"):
+        failed.encode(EOS[0])
+    assert json.loads(failed.error(FAILURE)) == wanted and len(called) == 2  # it is not asked again
     line = steps(lambda output: "broken", stream=False).error(FAILURE)
-    assert json.loads(line) == {"error": str(FAILURE), "code": 424} and line.endswith(b"\n")
+    assert json.loads(line) == wanted and line.endswith(b"\n")
 
 
 def test_djls_own_package_keeps_its_own_form_of_sequences(steps: Callable[..., TokenEncoder]) -> None:
     request_io: Any = sys.modules["djl_python.request_io"]
-    kinds: list[type] = []
 
-    def write(output: Any) -> str:
-        kinds.append(type(output.sequences[0]))
-        return ""
+    def kind(indexed_tokens: bool) -> type:
+        made = partial(steps, indexed_tokens=indexed_tokens)
+        (found,) = watch(made, lambda output: type(output.sequences[0]), EOS[:1])
+        assert isinstance(found, type)
+        return found
 
-    for indexed_tokens in (True, False):
-        steps(write, indexed_tokens=indexed_tokens).encode(EOS[0])
+    assert [kind(True), kind(False)] == [djl_python_shim.Sequence, djl_python_shim.ThreeValueSequence]
     request_io.Sequence = type("Sequence", (djl_python_shim.Sequence,), {})
-    steps(write, indexed_tokens=False).encode(EOS[0])
-    assert kinds == [djl_python_shim.Sequence, djl_python_shim.ThreeValueSequence, request_io.Sequence]
+    assert kind(False) is request_io.Sequence

@@ -145,20 +145,6 @@ def test_an_output_formatter_without_arguments_or_signature_gets_dictionaries() 
     assert isinstance(parse(CustomFormatters(LMI.read, output_formatter=lambda: {}), WHOLE).encoder, FormattedEncoder)
 
 
-def test_the_form_of_sequences_is_that_of_the_file(tmp_path: Path) -> None:
-    source = """
-        from djl_python.output_formatter import RequestOutput, output_formatter
-
-        @output_formatter
-        def write(request_output: RequestOutput) -> str:
-            VALUES = request_output.sequences[0].get_next_token()
-            return token.text if token else ""
-        """
-    for values in ("token, first, last", "token, index, first, last"):
-        formatters = load(tmp_path, source.replace("VALUES", values))
-        assert answer(parse(formatters, STREAM).encoder, EOS).decode() == TEXT
-
-
 def test_djls_own_input_may_keep_its_contents_in_a_list_of_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,18 +245,15 @@ def test_an_input_formatter_gets_what_its_arguments_ask_for(tmp_path: Path, sour
 
 @pytest.mark.parametrize("body", RAISES)
 @pytest.mark.parametrize("argument", ["payload", "input_item"])
-def test_an_input_formatter_that_fails_fails_its_request(tmp_path: Path, argument: str, body: str) -> None:
+def test_an_input_formatter_that_fails_fails_its_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, argument: str, body: str
+) -> None:
     formatters = load(tmp_path, head(f"def read({argument}):\n    {body}"))
     told = RAISES[body] if argument == "input_item" or body.startswith("raise") else "Input Parsing"
     with pytest.raises(InvalidRequestError, match=told.replace("Input(.", r"Input\(.")) as caught:
         parse(formatters, WHOLE)
     assert str(caught.value).startswith("Input Parsing failed. ")
-
-
-def test_the_log_has_the_traceback_of_a_formatter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(InvalidRequestError):
-        parse(load(tmp_path, head("def read(payload): return 1 / 0")), WHOLE)
-    assert "Traceback" in caplog.text
+    assert ("Traceback" in caplog.text) is body.startswith("raise")
 
 
 def test_what_a_formatter_refuses_with_an_error_of_requests_is_reported_as_it_is(tmp_path: Path) -> None:
@@ -286,6 +269,12 @@ def test_a_text_input_has_parameters_the_stream_and_the_output_formatter(
     formatters = load(tmp_path, head(f"def read(input_item): return TextInput(input_text='a', {arguments})"))
     call = parse(formatters, STREAM)
     assert [call.requests[0].sampling.top_k, call.encoder.stream, call.encoder.content_type] == shown
+
+
+def test_a_text_input_of_a_class_of_ones_own_needs_no_output_formatter(tmp_path: Path) -> None:
+    made = "type('Mine', (), {'input_text': 'a', 'parameters': {}})()"
+    call = parse(load(tmp_path, head(f"def read(input_item): return {made}")), WHOLE)
+    assert call.requests[0].prompt == "a"
 
 
 def test_an_output_formatter_of_a_text_input_may_be_a_function(tmp_path: Path) -> None:

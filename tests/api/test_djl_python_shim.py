@@ -92,48 +92,42 @@ def test_decorators_mark_their_function() -> None:
         assert [name for name in marks if getattr(function, name, False) is True] == [mark]
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
+# -- requests and answers ----------------------------------------------------------------------------------------------
 
 
-def request(content: bytes | None = b"{}", **properties: str) -> Input:
+def request(content: bytes = b"{}") -> Input:
     found = Input()
-    found.properties = properties
-    if content is not None:
-        found.content["data"] = content
+    found.properties, found.content = {"Team": "blue"}, {"data": content}
     return found
 
 
-def test_an_input_is_one_request() -> None:
-    item = request(b"a")
-    assert (item.get_function_name(), item.is_batch(), item.get_batch_size()) == ("handle", False, 1)
-    assert item.get_batches() == [item]
-    assert (item.is_empty(), request(None).is_empty()) == (False, True)
-    assert (item.contains_key("data"), item.contains_key("other")) == (True, False)
-
-
-def test_a_property_is_found_in_any_case() -> None:
-    item = request(Team="blue")
-    assert (item.get_property("TEAM"), item.get_property("other")) == ("blue", None)
-    assert item.get_properties() == {"Team": "blue"}
-    assert Input().get_properties() == {}
+@by_rows(
+    ("read", "found"),
+    [
+        (lambda item: (item.get_function_name(), item.is_batch(), item.get_batch_size()), ("handle", False, 1)),
+        (lambda item: item.get_batches() == [item], True),
+        (lambda item: (item.is_empty(), Input().is_empty()), (False, True)),
+        (lambda item: (item.contains_key("data"), item.contains_key("other")), (True, False)),
+        (lambda item: (item.get_property("TEAM"), item.get_property("other")), ("blue", None)),
+        (lambda item: (item.get_properties(), Input().get_properties()), ({"Team": "blue"}, {})),
+        (lambda item: (item.get_as_bytes(), item.get_as_bytes("data"), item.get_as_string()), (b"{}", b"{}", "{}")),
+        (lambda item: (Input().get_as_bytes(), Input().get_as_string()), (None, "")),
+        (lambda item: request("é".encode()).get_as_string(), "é"),
+        (lambda item: request(b'{"a": [1]}').get_as_json(), {"a": [1]}),
+        (lambda item: request(b"a,b\n1,2\n").get_as_csv(), [{"a": "1", "b": "2"}]),
+    ],
+)
+def test_an_input_is_read_by_its_documented_methods(read: Any, found: object) -> None:
+    assert read(request()) == found
 
 
 def test_the_content_is_read_by_its_key_or_as_it_comes() -> None:
-    item = request(b"data")
-    item.content = {"first": b"1", "data": b"2"}
-    assert (item.get_as_bytes(), item.get_as_bytes("first")) == (b"2", b"1")
-    item.content = {"first": b"1", "second": b"2"}
-    assert item.get_as_bytes() == b"1"
+    item = request()
+    for others, first in (({"first": b"1", "data": b"2"}, b"2"), ({"first": b"1", "second": b"2"}, b"1")):
+        item.content = others
+        assert (item.get_as_bytes(), item.get_as_bytes("first")) == (first, b"1")
     with pytest.raises(KeyError):
         item.get_as_bytes("third")
-    assert request(None).get_as_bytes() is None
-    assert request(None).get_as_string() == ""
-
-
-def test_the_content_is_text_json_or_csv() -> None:
-    assert request("é".encode()).get_as_string() == "é"
-    assert request(b'{"a": [1]}').get_as_json() == {"a": [1]}
-    assert request(b"a,b\n1,2\n").get_as_csv() == [{"a": "1", "b": "2"}]
 
 
 @by_rows(
@@ -153,82 +147,65 @@ def test_a_payload_is_decoded_by_its_type(content_type: str | None, content: byt
     assert decode(request(content), content_type) == decoded
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_token_is_shown_by_its_schema() -> None:
-    token = Token(1, "a", -0.5)
-    assert (token.as_dict(), token.as_tgi_dict()) == (
-        {"id": 1, "text": "a", "log_prob": -0.5},
-        {"id": 1, "text": "a", "logprob": -0.5},
-    )
-    failed = Token(-1, "", -1.0, True, "broken")
-    assert failed.as_dict() == {"id": -1, "text": "", "log_prob": -1.0, "special_token": True, "error_msg": "broken"}
-    assert failed.as_tgi_dict() == {"id": -1, "text": "", "logprob": -1.0, "special": True}
+@by_rows(
+    ("token", "shown", "shown_as_tgi"),
+    [
+        (
+            Token(1, "a", -0.5),
+            {"id": 1, "text": "a", "log_prob": -0.5},
+            {"id": 1, "text": "a", "logprob": -0.5},
+        ),
+        (
+            Token(-1, "", -1.0, True, "broken"),
+            {"id": -1, "text": "", "log_prob": -1.0, "special_token": True, "error_msg": "broken"},
+            {"id": -1, "text": "", "logprob": -1.0, "special": True},
+        ),
+    ],
+)
+def test_a_token_is_shown_by_the_requests_schema(token: Token, shown: object, shown_as_tgi: object) -> None:
     assert token.request_id is None
+    for tgi_compat, schema in ((False, shown), (True, shown_as_tgi)):
+        found = TextGenerationOutput(7, TextInput(tgi_compat=tgi_compat))
+        found.set_next_token(token, sequence_index=2)
+        found.prompt_tokens_details = [token]
+        assert found.get_tokens_as_dict(2) == found.get_prompt_tokens_as_dict() == [schema]
+        assert found.get_tokens_as_dict() == []
 
 
-def test_a_sequence_is_read_token_by_token_to_the_last() -> None:
-    first, second = Token(1, "a"), Token(2, "b")
-    sequence = Sequence()
-    assert not sequence.has_next_token()
-    assert sequence.get_next_token() == (None, 0, False, False)
-    assert sequence.get_last_token() is None
+@pytest.mark.parametrize(("kind", "index"), [(Sequence, (0, 1)), (ThreeValueSequence, None)])
+def test_a_sequence_is_read_token_by_token_to_the_last(kind: type[Sequence], index: Any) -> None:
+    first, second, sequence = Token(1, "a"), Token(2, "b"), kind()
+
+    def read(token: Token | None, at: int, *ends: bool) -> bool:
+        return sequence.get_next_token() == (token, *([at] if index else []), *ends)
+
+    assert not sequence.has_next_token() and read(None, 0, False, False) and sequence.get_last_token() is None
     sequence.set_next_token(first)
     assert sequence.has_next_token() and sequence.get_last_token() is None
     sequence.set_next_token(second, True)
-    assert sequence.get_next_token() == (first, 0, True, False)
-    assert sequence.get_next_token() == (second, 1, False, True)
-    assert sequence.get_next_token() == (None, 0, False, False)
+    assert read(first, 0, True, False) and read(second, 1, False, True) and read(None, 0, False, False)
     assert sequence.get_last_token() is second
     assert (sequence.cumulative_log_prob, sequence.finish_reason, sequence.stop_reason) == (0.0, None, None)
 
 
-def test_a_sequence_of_the_older_form_gives_three_values() -> None:
-    token = Token(1, "a")
-    sequence = ThreeValueSequence()
-    assert sequence.get_next_token() == (None, False, False)
-    sequence.set_next_token(token, True)
-    assert sequence.get_next_token() == (token, True, True)
-
-
-def output(**input_fields: Any) -> TextGenerationOutput:
-    return TextGenerationOutput(7, TextInput(**input_fields))
-
-
-def test_an_output_has_a_best_sequence_from_the_start() -> None:
-    found = output(input_text="The wolf")
+def test_an_output_has_a_best_sequence_from_the_start_and_adds_tokens_to_theirs() -> None:
+    found = TextGenerationOutput(7, TextInput(input_text="The wolf"))
     assert list(found.sequences) == [found.best_sequence_index] == [0]
     assert (found.request_id, found.finished, found.input) == (7, False, TextInput(input_text="The wolf"))
     assert (found.prompt_tokens_details, found.other_sequences_indices) == ([], [])
-
-
-def test_tokens_are_added_to_their_sequence() -> None:
-    found = output()
-    first, last = Token(1, "a"), Token(2, "b")
-    found.set_next_token(first)
+    found.set_next_token(Token(1, "a"))
     assert found.sequences[0].get_last_token() is None
-    found.set_next_token(last, 0, True, "length")
+    found.set_next_token(last := Token(2, "b"), 0, True, "length")
     found.set_next_token(Token(3, "c"), sequence_index=2)
-    assert found.sequences[0].tokens == [first, last]
+    assert [token.text for token in found.sequences[0].tokens] == ["a", "b"]
     assert found.sequences[0].get_last_token() is last
     assert [sequence.finish_reason for sequence in found.sequences.values()] == ["length", None]
-    assert found.get_tokens_as_dict(2) == [{"id": 3, "text": "c", "log_prob": None}]
-
-
-def test_tokens_are_shown_by_the_requests_schema() -> None:
-    for tgi_compat, name in ((False, "log_prob"), (True, "logprob")):
-        found = output(tgi_compat=tgi_compat)
-        found.set_next_token(Token(1, "a", -0.5))
-        found.prompt_tokens_details = [Token(2, "b", -0.25)]
-        assert found.get_tokens_as_dict() == [{"id": 1, "text": "a", name: -0.5}]
-        assert found.get_prompt_tokens_as_dict() == [{"id": 2, "text": "b", name: -0.25}]
 
 
 def test_requests_have_the_documented_fields() -> None:
-    request_input = RequestInput()
-    assert (request_input.request_id, request_input.client_request_id, request_input.output_formatter) == (None,) * 3
-    assert (request_input.parameters, request_input.server_parameters, request_input.tgi_compat) == ({}, {}, False)
-    text_input = TextInput()
-    assert (text_input.input_text, text_input.adapters, text_input.tokenizer) == (None,) * 3
-    assert not RequestOutput(1, request_input).finished
+    text, nothing = TextInput(), (None,) * 6
+    assert (text.request_id, text.client_request_id, text.output_formatter, text.input_text, text.adapters) == nothing[
+        1:
+    ]
+    assert (text.parameters, text.server_parameters, text.tgi_compat, text.tokenizer) == ({}, {}, False, None)
+    assert not RequestOutput(1, RequestInput()).finished

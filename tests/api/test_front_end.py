@@ -13,7 +13,6 @@ from botocore.eventstream import EventStreamBuffer
 from djl_trtllm.api import front_end
 from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, ResponseEncoder
 from djl_trtllm.api.dialects.lmi.dialect import choose_encoder
-from djl_trtllm.api.dialects.lmi.responses import Presentation
 from djl_trtllm.api.front_end import (
     CONTENT_TYPE,
     EventStreamEncoder,
@@ -22,6 +21,7 @@ from djl_trtllm.api.front_end import (
     forwarded,
     front_end_error,
 )
+from djl_trtllm.api.texts import Presentation
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -32,7 +32,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from tests.api.models import EOS, FAILED, PROMPT, TOKENS
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 
 def test_custom_attributes_become_properties() -> None:
@@ -70,33 +70,32 @@ def test_accept_says_whether_a_stream_is_events(accept: str, wanted: bool | None
     assert front_end.prefers_events({"accept": accept}) is wanted
 
 
-@pytest.mark.parametrize("agent", ["unknown/None; hf_hub/1.21.0; python/3", "OpenAI/Python 3.54.0", "AsyncOpenAI/JS"])
-def test_clients_that_read_only_events_get_events(agent: str) -> None:
-    assert front_end.prefers_events({"accept": "application/json", "user-agent": agent}) is True
+@by_rows(
+    ("agent", "events", "hugging_face"),
+    [
+        ("unknown/None; hf_hub/1.21.0; python/3", True, True),
+        *((agent, True, False) for agent in ("OpenAI/Python 3.54.0", "AsyncOpenAI/JS")),
+        *((agent, None, False) for agent in ("curl/8.5", "")),
+    ],
+)
+def test_clients_that_read_only_events_get_events(agent: str, events: bool | None, hugging_face: bool) -> None:
+    assert front_end.prefers_events({"accept": "application/json", "user-agent": agent}) is events
     assert front_end.prefers_events({"accept": "application/jsonlines", "user-agent": agent}) is False
-    assert front_end.from_hugging_face({"user-agent": agent}) is ("hf_hub" in agent)
+    assert front_end.from_hugging_face({"user-agent": agent}) is hugging_face
+    assert front_end.prefers_events({}) is None and not front_end.from_hugging_face({})
 
 
-def test_other_clients_do_not_say() -> None:
-    assert front_end.prefers_events({"user-agent": "curl/8.5"}) is None
-    assert front_end.prefers_events({}) is None
-    assert not front_end.from_hugging_face({})
-
-
-@pytest.mark.parametrize("value", ["a=b", "x" * 1024, "~ !"])
-def test_custom_attributes_are_returned(value: str) -> None:
-    found = front_end.returned_attributes({front_end.CUSTOM_ATTRIBUTES: f" {value} "})
-    assert found == ((front_end.CUSTOM_ATTRIBUTES, value),)
-
-
-def test_an_api_key_among_custom_attributes_is_not_returned() -> None:
-    given = {front_end.CUSTOM_ATTRIBUTES: "a=b; X-Api-Key = secret;Authorization=Bearer secret;c=d"}
-    assert front_end.returned_attributes(given) == ((front_end.CUSTOM_ATTRIBUTES, "a=b;c=d"),)
-
-
-@pytest.mark.parametrize("value", ["", "x" * 1025, "\u00e9", "a\tb"])
-def test_custom_attributes_that_sagemaker_does_not_take_are_not_returned(value: str) -> None:
-    assert front_end.returned_attributes({front_end.CUSTOM_ATTRIBUTES: value}) == ()
+@by_rows(
+    ("given", "returned"),
+    [
+        *((f" {value} ", value) for value in ("a=b", "x" * 1024, "~ !")),
+        ("a=b; X-Api-Key = secret;Authorization=Bearer secret;c=d", "a=b;c=d"),
+        *((value, None) for value in ("", "x" * 1025, "\u00e9", "a\tb")),
+    ],
+)
+def test_custom_attributes_that_sagemaker_takes_are_returned_without_keys(given: str, returned: str | None) -> None:
+    wanted = () if returned is None else ((front_end.CUSTOM_ATTRIBUTES, returned),)
+    assert front_end.returned_attributes({front_end.CUSTOM_ATTRIBUTES: given}) == wanted
     assert front_end.returned_attributes({}) == ()
 
 
@@ -133,19 +132,12 @@ def test_a_models_error_is_inside_sagemakers(status: int, side: str) -> None:
     }
 
 
-def test_a_body_that_is_no_text_is_passed_on_as_far_as_it_is() -> None:
+def test_other_errors_are_sagemakers_or_stay_as_they_are() -> None:
     reply = endpoint_error(REFUSED, Reply(500, "application/octet-stream", b"a\xff"))
-    assert orjson.loads(reply.body)["OriginalMessage"] == "a\ufffd"
-
-
-def test_an_unknown_endpoint_is_a_validation_error() -> None:
-    own = Reply.json({"code": 404}, 404)
-    reply = endpoint_error(UnknownModelError("there is none", name="story"), own)
+    assert orjson.loads(reply.body)["OriginalMessage"] == "a\ufffd"  # as far as it is text
+    reply = endpoint_error(UnknownModelError("there is none", name="story"), Reply.json({"code": 404}, 404))
     assert (reply.status, orjson.loads(reply.body)) == (400, {"Message": "there is none"})
     assert reply.headers == (("x-amzn-errortype", "ValidationError"),)
-
-
-def test_a_defect_is_a_servers_error_and_a_wrong_method_stays_as_it_is() -> None:
     assert orjson.loads(endpoint_error(KeyError("x"), Reply.json({}, 500)).body)["OriginalStatusCode"] == 500
     own = Reply.json({"code": 405}, 405)
     assert endpoint_error(MethodNotAllowedError("no", allow="POST"), own) is own
@@ -196,18 +188,14 @@ class Broken(ResponseEncoder):
         raise AssertionError
 
 
-def test_the_parts_join_to_the_response() -> None:
-    found = events(encode(EventStreamEncoder(lines()), EOS))
-    assert all(headers == PART for headers, _ in found)
-    assert b"".join(payload for _, payload in found) == encode(lines(), EOS)
-
-
 @pytest.mark.parametrize(("name", "start", "end"), [("jsonlines", b"", b"\n"), ("sse", b"data: ", b"\n\n")])
 def test_each_part_is_one_line_or_event(name: str, start: bytes, end: bytes) -> None:
     several = OutputChunk(0, TOKENS, SequenceResult(FinishReason.LENGTH, len(TOKENS), None, None))
     found = events(encode(EventStreamEncoder(lines(name)), [several]))
     assert len(found) == len(TOKENS)
-    for _, payload in found:
+    assert b"".join(payload for _, payload in found) == encode(lines(name), [several])
+    for headers, payload in found:
+        assert headers == PART
         assert payload.startswith(start) and payload.endswith(end)
         assert "token" in orjson.loads(payload.removeprefix(start))
 

@@ -153,14 +153,14 @@ def test_a_chat_gets_its_special_tokens_from_its_template_unless_more_are_wanted
 def test_a_token_id_of_a_prompt_is_one_of_the_vocabulary(tokenizer: Tokenizer) -> None:
     model, size = played_model(tokenizer), tokenizer.vocab_size
 
-    def ids_of(*ids: int) -> list[int] | None:
+    def ids_of(*ids: Any) -> list[int] | None:
         request = RawRequest(orjson.dumps({"prompt": ids}), {}, "/v1/completions")
         return OPENAI.parse(request, model).requests[0].prompt_ids
 
     assert ids_of(size - 1, 0) == [size - 1, 0]
-    for id_ in (size, -1):
-        with pytest.raises(InvalidRequestError, match=f"expected 0 to {size - 1}"):
-            ids_of(3, id_)
+    for wrong, shown in ((size, str(size)), (-1, "-1"), ("a", '"a"'), (True, "true"), ([3], r"\[3\]")):
+        with pytest.raises(InvalidRequestError, match=f"'prompt' has {shown}: .* ids from 0 to {size - 1}"):
+            ids_of(3, wrong)
 
 
 @pytest.mark.parametrize(

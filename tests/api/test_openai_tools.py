@@ -7,19 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from djl_trtllm.api.base import Prompt
-from djl_trtllm.api.chat import Parsing, ToolUse, fit_messages, read_tool_use
-from djl_trtllm.api.choices import Response
-from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, ParsedChoice
+from djl_trtllm.api.chat import Parsing, ToolUse, read_tool_use
+from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, Response
 from djl_trtllm.api.output_parsers import (
     CallArguments,
     CallStart,
     Content,
     Event,
-    NamedParser,
     OutputParser,
     PlainParser,
     Reasoning,
@@ -28,19 +25,17 @@ from djl_trtllm.api.output_parsers import (
 )
 from djl_trtllm.api.parameters import Problems
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceResult, Token
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.service.model import Model
-from tests.api.models import FAILURE, check_golden, parse_lines
+from tests.api.models import check_golden, parse_lines
 from tests.support.dialogues import parse
 from tests.support.in_process import played_model
 from tests.support.tables import by_rows, table
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
-MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
 
 WEATHER: dict[str, Any] = table(__file__, "WEATHER")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
-NAMED: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 
 
 def tool_model(tokenizer: Tokenizer, template: str, **options: Any) -> Model:
@@ -52,206 +47,29 @@ def tool_model(tokenizer: Tokenizer, template: str, **options: Any) -> Model:
 
 
 Values = dict[str, Any]
-WEATHER_SCHEMA = WEATHER["function"]["parameters"]
+ROME = ["weather", '{"city": "Rome"}']
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
-def use(
-    tokenizer: Tokenizer, template: str = HERMES, /, options: Values | None = None, **values: Any
-) -> ToolUse | None:
-    problems = Problems()
-    found = read_tool_use(values, tool_model(tokenizer, template, **(options or {})), problems)
-    assert problems == Problems()
-    return found
-
-
-def problems_of(tokenizer: Tokenizer, template: str = HERMES, /, **values: Any) -> Problems:
-    problems = Problems()
-    read_tool_use(values, tool_model(tokenizer, template), problems)
-    return problems
-
-
-def schema(found: ToolUse | None) -> Any:
-    assert found is not None and found.guide is not None and found.guide.kind is GuideKind.JSON_SCHEMA
-    return json.loads(found.guide.value)
-
-
-@pytest.mark.parametrize("values", [{}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}])
-def test_without_tools_there_is_nothing_to_do(tokenizer: Tokenizer, values: Values) -> None:
-    assert use(tokenizer, "no template for them", **values) is None
-
-
-def test_the_parser_is_that_of_the_model(tokenizer: Tokenizer) -> None:
-    found = use(tokenizer, tools=[WEATHER], parallel_tool_calls=False)
-    assert found is not None and found.parser is not None
-    assert parse(found.parser(), CALL).calls == (("weather", '{"city": "Rome"}'),)
-    assert (found.shown_tokens, found.guide, found.parallel) == (("<tool_call>", "</tool_call>"), None, False)
-    unparsed = use(tokenizer, options={"tool_call_parser": "none"}, tools=[WEATHER])
-    assert unparsed is not None and unparsed.parser is None
-
-
-def test_required_calls_are_a_list_by_a_guide(tokenizer: Tokenizer) -> None:
-    found = use(tokenizer, "{{ tools }}", tools=[WEATHER, TIME], tool_choice="required")
-    assert found is not None and found.parser is not None
-    assert parse(found.parser(), '[{"name": "time"}]').calls == (("time", "{}"),)
-    described = schema(found)
-    assert (described["type"], described["minItems"]) == ("array", 1) and "maxItems" not in described
-    first, second = described["items"]["anyOf"]
-    assert first["properties"] == {"name": {"type": "string", "enum": ["weather"]}, "parameters": WEATHER_SCHEMA}
-    assert second["properties"]["parameters"] == {"type": "object", "properties": {}}
-    one = use(tokenizer, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
-    assert schema(one)["maxItems"] == 1
-
-
-def test_a_named_call_has_the_guide_of_its_arguments(tokenizer: Tokenizer) -> None:
-    found = use(tokenizer, tools=[TIME, WEATHER], tool_choice={"name": "weather"})
-    assert found is not None and found.parser is not None
-    assert parse(found.parser(), "{}").calls == (("weather", "{}"),)
-    assert schema(found) == WEATHER_SCHEMA
-
-
-@pytest.mark.parametrize(("strict", "choice"), [(True, "required"), (True, {"name": "weather"}), (None, "required")])
-def test_a_strict_function_makes_the_guide_strict(tokenizer: Tokenizer, strict: bool | None, choice: Any) -> None:
-    tool = {**WEATHER, "function": {**WEATHER["function"], "strict": strict}}
-    found = use(tokenizer, tools=[TIME, tool], tool_choice=choice)
-    assert found is not None and found.guide is not None and found.guide.strict is bool(strict)
-
-
-def with_definition(name: str, definition: Values) -> Values:
-    return {"type": "function", "function": {"name": name, "parameters": {"$defs": {"City": definition}}}}
-
-
-def test_definitions_go_to_the_root_of_the_schema(tokenizer: Tokenizer) -> None:
-    city = {"type": "string"}
-    tools = [with_definition("a", city), with_definition("b", city)]
-    assert schema(use(tokenizer, tools=tools, tool_choice="required"))["$defs"] == {"City": city}
-    tools[1] = with_definition("b", {"type": "number"})
-    refused = problems_of(tokenizer, tools=tools, tool_choice="required")
-    assert refused.invalid == [
-        "'tools' cannot be turned into one JSON schema (\"City\" in $defs differs between functions)"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("values", "named"),
+@by_rows(
+    ("output", "calls", "options", "values"),
     [
-        ({"tool_choice": "required"}, "there are no 'tools'"),
-        ({"tool_choice": {"name": "f"}, "tools": []}, "there are no 'tools'"),
-        ({"tool_choice": {"name": "f"}, "tools": [WEATHER, TIME]}, 'expected one of the tools, ["time","weather"]'),
-        ({"tool_choice": "required", "tools": [WEATHER], "guide": 1}, "another parameter constrains the output too"),
-        ({"tool_choice": "required", "tools": [with_definition("f", {"title": "x" * 70_000})]}, "at most 65536"),
+        (CALL, [ROME], {}, {}),
+        ('[{"name": "time"}]', [["time", "{}"]], {}, {"tool_choice": "required"}),
+        ('{"city": "Rome"}', [ROME], {}, {"tool_choice": {"name": "weather"}}),
+        ("", None, {"tool_call_parser": "none"}, {}),
     ],
 )
-def test_what_cannot_be_is_refused(tokenizer: Tokenizer, values: Values, named: str) -> None:
-    (told,) = problems_of(tokenizer, **values).invalid
-    assert named in told
+def test_the_parser_is_that_of_the_model_or_of_a_forced_call(
+    tokenizer: Tokenizer, output: str, calls: list[list[str]] | None, options: Values, values: Values
+) -> None:
+    problems, model = Problems(), tool_model(tokenizer, HERMES, **options)
+    found = read_tool_use({"tools": [WEATHER, TIME], "parallel_tool_calls": False, **values}, model, problems)
+    assert found is not None and problems == Problems() and not found.parallel
+    made = None if found.parser is None else [list(call) for call in parse(found.parser(), output).calls]
+    assert made == calls
 
 
-def test_a_model_that_has_no_place_for_tools_is_reported(tokenizer: Tokenizer) -> None:
-    (told,) = problems_of(tokenizer, "{{ messages }}", tools=[WEATHER]).unsupported
-    assert "no place for tools" in told
-    (told,) = problems_of(tokenizer, "{{ tools }}", tools=[WEATHER]).unsupported
-    assert "set option.tool_call_parser to one of hermes, " in told
-
-
-@pytest.mark.parametrize("definitions", [[], "City", 3, None])
-def test_definitions_that_are_none_are_refused(tokenizer: Tokenizer, definitions: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"$defs": definitions}}}
-    (told,) = problems_of(tokenizer, tools=[tool], tool_choice="required").invalid
-    assert '$defs of "f" is no object' in told
-
-
-def test_a_schema_that_is_nested_too_deeply_is_refused(tokenizer: Tokenizer) -> None:
-    deep: Values = {}
-    for _ in range(1000):
-        deep = {"items": deep}
-    for tools in ([with_definition("f", deep)], [with_definition("f", deep), with_definition("g", dict(deep))]):
-        (told,) = problems_of(tokenizer, tools=tools, tool_choice="required").invalid
-        assert "cannot be turned into one JSON schema" in told
-
-
-def call(arguments: Any, call_id: str = "call_0123456789") -> Values:
-    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
-
-
-def fit(tokenizer: Tokenizer, template: str, *messages: Values) -> list[Values]:
-    problems = Problems()
-    fitted, _ = fit_messages(list(messages), tool_model(tokenizer, template), problems)
-    assert problems == Problems()
-    return fitted
-
-
-def test_messages_without_calls_stay_as_they_are(tokenizer: Tokenizer) -> None:
-    messages = [{"role": "user", "content": "x", "name": "y"}]
-    assert fit(tokenizer, HERMES, *messages) == messages
-
-
-def test_calls_keep_their_arguments_and_contents_are_text(tokenizer: Tokenizer) -> None:
-    calls = [call(arguments) for arguments in ('{"a": 1}', {"a": 1}, "", None, "broken {")]
-    message: Values = {"role": "assistant", "content": None, "tool_calls": calls}
-    (fitted,) = fit(tokenizer, HERMES, message)
-    assert fitted["tool_calls"] == calls
-    assert (message["content"], fitted["content"]) == (None, "")
-
-
-def test_no_template_is_rendered_where_requests_are_read(tokenizer: Tokenizer) -> None:
-    endless = "{# <tool_call> #}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    message = {"role": "assistant", "content": "", "tool_calls": [call("{}")]}
-    assert fit(tokenizer, endless, message) == [message]
-
-
-def test_ids_are_as_long_as_the_template_wants_them(tokenizer: Tokenizer) -> None:
-    messages: list[Values] = [
-        {"role": "assistant", "content": "", "tool_calls": [call("{}")]},
-        {"role": "tool", "content": "sunny", "tool_call_id": "call_0123456789"},
-    ]
-    assistant, tool = fit(tokenizer, MISTRAL, *messages)
-    assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == "123456789"
-
-
-def test_ids_name_the_function_where_the_template_wants_it(tokenizer: Tokenizer) -> None:
-    kimi = HERMES.replace("<tool_call>", "<|tool_calls_section_begin|>")
-    answer: Values = {"role": "tool", "content": "sunny", "tool_call_id": "call_1"}
-    asked: Values = {"role": "assistant", "content": "", "tool_calls": [call("{}", "call_0"), call("{}", "call_1")]}
-    first, second, unknown = fit(tokenizer, kimi, asked, answer, answer | {"tool_call_id": "call_9"})
-    assert [each["id"] for each in first["tool_calls"]] == ["functions.f:0", "functions.f:1"]
-    assert [second["tool_call_id"], unknown["tool_call_id"]] == ["functions.f:1", "call_9"]
-
-
-@pytest.mark.parametrize("calls", [None, []])
-def test_no_calls_are_no_key(tokenizer: Tokenizer, calls: Any) -> None:
-    message = {"role": "assistant", "content": "x", "tool_calls": calls}
-    assert fit(tokenizer, HERMES, message) == [{"role": "assistant", "content": "x"}]
-
-
-@by_rows("calls", [3, {"a": 1}, ["x"], [{}], [{"function": {"name": 3}}], [call(7)], [call([])]])
-def test_what_is_no_call_is_named(tokenizer: Tokenizer, calls: Any) -> None:
-    problems = Problems()
-    messages: list[Values] = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]
-    fit_messages(messages, tool_model(tokenizer, HERMES), problems)
-    (told,) = problems.invalid
-    assert told.startswith("'messages[1].tool_calls[0]' is ")
-    assert orjson.dumps(messages)
-
-
-def test_a_forced_call_has_a_name_and_parameters(tokenizer: Tokenizer) -> None:
-    values: Values = {"tools": [TIME, WEATHER], "tool_choice": "required"}
-    use = read_tool_use(values, tool_model(tokenizer, HERMES), Problems())
-    assert use is not None and use.parallel
-    guide = values["guide"] if use.guide is None else use.guide
-    schema = orjson.loads(guide.value)
-    assert [each["required"] for each in schema["items"]["anyOf"]] == [["name", "parameters"]] * 2
-    assert ToolUse(None, FORMAT).parallel
-
-
-def test_the_id_of_an_answer_to_a_call_is_fitted_without_calls(tokenizer: Tokenizer) -> None:
-    problems = Problems()
-    (message,), _ = fit_messages(
-        [{"role": "tool", "tool_call_id": "call_0123456789", "content": "x"}], tool_model(tokenizer, MISTRAL), problems
-    )
-    assert len(message["tool_call_id"]) == 9 and not problems.invalid
-
-
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OUTPUT = f"<think>\nWhere?\n</think>\n\nI look.\n{CALL}\n{CALL}"
 QWEN3 = "qwen3"
 
@@ -317,9 +135,6 @@ def joined(body: bytes, index: int = 0) -> dict[str, Any]:
     return message
 
 
-ROME = ["weather", '{"city": "Rome"}']
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("logprobs", [False, True])
 def test_an_answer_with_everything_is_as_stored(stream: bool, logprobs: bool) -> None:
@@ -330,18 +145,13 @@ def test_an_answer_with_everything_is_as_stored(stream: bool, logprobs: bool) ->
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_streams_and_whole_answers_are_the_same_however_the_text_comes(size: int) -> None:
     expected = {"content": "I look.", "reasoning_content": "Where?", "calls": [ROME, ROME], "reason": "tool_calls"}
-    assert joined(encode(OUTPUT, size)) == expected
-    choice = whole(OUTPUT, size=size)
-    message = choice["message"]
-    assert [message["content"], message["reasoning_content"]] == ["I look.", "Where?"]
-    assert [list(call["function"].values()) for call in message["tool_calls"]] == [ROME, ROME]
-    assert choice["finish_reason"] == "tool_calls"
-
-
-def test_each_choice_is_parsed_by_itself() -> None:
-    body = encode(OUTPUT, n=2)
-    assert joined(body, 0) == joined(body, 1)
-    assert joined(body)["calls"] == [ROME, ROME]
+    body = encode(OUTPUT, size, n=2)
+    assert joined(body) == joined(body, 1) == expected
+    for choice in json.loads(encode(OUTPUT, size, stream=False, n=2))["choices"]:
+        message = choice["message"]
+        assert [message["content"], message["reasoning_content"]] == ["I look.", "Where?"]
+        assert [list(call["function"].values()) for call in message["tool_calls"]] == [ROME, ROME]
+        assert choice["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -402,11 +212,6 @@ def test_the_prompt_may_have_begun_the_reasoning(reasoning: str, prompt: str, te
     assert whole(text, parsing=parsing, prompt=prompt)["message"].get("reasoning_content", "") == thought
 
 
-def test_a_named_call_is_all_of_the_output() -> None:
-    named = ToolUse(functools.partial(NamedParser, "f"), FORMAT)
-    assert joined(encode('{"a": 1}', parsing=Parsing(named, "none")))["calls"] == [["f", '{"a": 1}']]
-
-
 def test_what_is_looked_for_decides_what_is_needed() -> None:
     none = "none"
     unparsed = ToolUse(None, FORMAT)
@@ -414,15 +219,6 @@ def test_what_is_looked_for_decides_what_is_needed() -> None:
     assert [Parsing(tools(), none).needed, Parsing(None, QWEN3).needed] == [True, True]
     assert Parsing(tools(), none).shown_tokens == ("<tool_call>",)
     assert Parsing(None, QWEN3).shown_tokens == ("<think>", "</think>")
-
-
-def test_a_stream_that_fails_ends_with_the_error() -> None:
-    encoder = ParsedChatStreamEncoder(Response("id", "wolf", stream=True), Parsing(tools(), QWEN3))
-    encoder.begin(Prompt("?", 3))
-    failed = SequenceResult(FinishReason.ERROR, 1, None, None, error=FAILURE)
-    body = encoder.encode(OutputChunk(0, [Token(1, "The wolf", None, False)], failed))
-    assert [*parse_lines(body)[-1]] == ["error"] and body.endswith(b"[DONE]\n\n")
-    assert b"The wolf" in body
 
 
 class Played(OutputParser):
@@ -437,15 +233,13 @@ class Played(OutputParser):
 
 def test_events_of_one_kind_that_follow_each_other_are_one_delta() -> None:
     call = {"index": 0, "id": "call_0", "type": "function", "function": {"name": "f", "arguments": ""}}
-    assert ParsedChoice(Played(), tools()).deltas("x", end=True) == [
+    events = parse_lines(encode("x", 1, parsing=Parsing(ToolUse(Played, FORMAT), "none"), n=2))
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"][0]["index"] == 1]
+    assert deltas[1:-1] == [
         {"content": "ab"},
         {"reasoning_content": "c"},
         {"tool_calls": [call]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "{} "}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " "}}]},
         {"reasoning_content": "de"},
     ]
-
-
-def test_what_looks_like_the_beginning_of_a_call_is_content_at_the_end() -> None:
-    text = "The wolf. <tool_"
-    assert whole(text)["message"]["content"] == joined(encode(text))["content"] == text

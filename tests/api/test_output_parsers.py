@@ -42,32 +42,15 @@ hermes = partial(parser, "hermes")
 llama = partial(parser, "llama3_json", {"f": None})
 mistral = partial(parser, "mistral")
 required = partial(call_parser, REQUIRED, {})
+OF_FORMAT: dict[str, MakeParser] = {"hermes": hermes, "llama3_json of f": llama, "mistral": mistral}
 
 
 _PARTS = (
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>"),
     *('{"name": "f", "arguments": {"a": "b"}}', '{"name":"f","parameters":{}}', '{"name": "f"}', '"\\ud800"'),
     *('{"arguments": "{}", "name": "f"}', '{"name": "f", "arguments": {', '{"name": "f", "arguments": null}'),
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        '"',
-        "\\",
-        ",",
-        ":",
-        ";",
-        "<",
-        "name",
-        "arguments",
-        " ",
-        "\n",
-        "f",
-        "é",
-        "x" * 300,
-        " " * 300,
-    ),
+    *'{}[]"\\,:;< \nfé',
+    *("name", "arguments", "x" * 300, " " * 300),
 )
 TEXTS = st.lists(st.sampled_from(_PARTS), max_size=12).map("".join)
 """Texts of markup, right and wrong."""
@@ -93,10 +76,6 @@ def check_cuts(make: MakeParser, pieces: list[str], call: str = "") -> None:
     if not whole.calls and not whole.reasoning and "think>" not in text:
         begun = bool(call) and text.lstrip().startswith(call)
         assert whole.content == text or not text.strip() or (begun and not whole.content)
-
-
-def test_a_plain_parser_passes_everything_on() -> None:
-    assert parse(PlainParser(), "a", "", "<tool_call>") == Answer("a<tool_call>")
 
 
 @by_rows(
@@ -196,19 +175,20 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_
 ROME = ("weather", '{"city": "Rome"}')
 
 
-@given(cut_texts())
-def test_how_a_text_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(hermes, pieces)
+@given(cut_texts(), st.booleans())
+def test_how_a_text_is_cut_changes_nothing(pieces: list[str], thinking: bool) -> None:
+    makers: list[MakeParser] = [*OF_FORMAT.values(), partial(NamedParser, "f"), PlainParser]
+    for make in makers:
+        check_cuts(make, pieces)
+    check_cuts(required, pieces, "[")
+    check_cuts(partial(plain, thinking), pieces)
+    check_cuts(lambda: thinks(hermes(), thinking), pieces)
 
 
-@by_table("text", "answer")
-def test_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
-    assert parse(hermes(), text) == parse(hermes(), *text) == Answer.of(*answer)
-
-
-@by_table("text")
-def test_what_is_no_call_is_content(text: str) -> None:
-    assert parse(hermes(), text) == parse(hermes(), *text) == Answer(text)
+@by_table("writer", "text", "answer")
+def test_calls_are_found_in_the_text_and_other_text_is_content(writer: str, text: str, answer: list[Any]) -> None:
+    make = OF_FORMAT.get(writer, partial(parser, writer))
+    assert parse(make(), text) == parse(make(), *text) == Answer.of(*answer)
 
 
 def test_a_call_is_streamed_its_name_first() -> None:
@@ -218,42 +198,6 @@ def test_a_call_is_streamed_its_name_first() -> None:
     assert parser.feed(': "b') == [CallArguments(': "b')]
     assert parser.feed('"}') == [CallArguments('"}')]
     assert parser.feed("}</tool_call>") == parser.finish() == []
-
-
-@given(cut_texts())
-def test_how_llamas_text_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(llama, pieces)
-
-
-@by_table("text", "answer")
-def test_llamas_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
-    assert parse(llama(), text) == parse(llama(), *text) == Answer.of(*answer)
-
-
-@by_table("text")
-def test_what_is_no_call_of_llama_is_content(text: str) -> None:
-    assert parse(llama(), text) == parse(llama(), *text) == Answer(text)
-
-
-@given(cut_texts())
-def test_how_mistrals_text_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(mistral, pieces)
-
-
-@by_table("text", "answer")
-def test_mistrals_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
-    assert parse(mistral(), text) == parse(mistral(), *text) == Answer.of(*answer)
-
-
-@by_table("text")
-def test_what_is_no_call_of_mistral_is_content(text: str) -> None:
-    assert parse(mistral(), text) == parse(mistral(), *text) == Answer(text)
-
-
-@given(cut_texts())
-def test_how_a_forced_call_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(required, pieces, "[")
-    check_cuts(lambda: NamedParser("f"), pieces)
 
 
 def test_required_calls_are_a_list() -> None:
@@ -286,22 +230,6 @@ def thinks(answer: OutputParser, thinking: bool = False, own: str = "qwen3") -> 
 
 def plain(thinking: bool = False) -> OutputParser:
     return thinks(PlainParser(), thinking)
-
-
-@given(cut_texts(), st.booleans())
-def test_how_reasoning_is_cut_changes_nothing(pieces: list[str], thinking: bool) -> None:
-    check_cuts(lambda: plain(thinking), pieces)
-    check_cuts(lambda: thinks(hermes(), thinking), pieces)
-
-
-@by_table("text", "answer")
-def test_reasoning_stands_between_its_tags(text: str, answer: list[Any]) -> None:
-    assert parse(plain(), text) == Answer.of(*answer)
-
-
-@by_table("text", "answer")
-def test_an_output_that_begins_with_reasoning_needs_no_tag(text: str, answer: list[Any]) -> None:
-    assert parse(plain(True), text) == Answer.of(*answer)
 
 
 def test_calls_are_found_after_the_reasoning_only() -> None:
@@ -570,11 +498,6 @@ def test_the_types_of_a_parameter_are_those_of_its_schema(schema: Any, types: se
 def test_the_schema_of_a_member_is_found_behind_a_reference(schema: Any, key: str | None, member: Any) -> None:
     object_, list_ = {"properties": {"a": {"type": "null"}}}, {"items": {"type": "boolean"}}
     assert member_of(schema, key, {"$defs": {"object": object_, "list": list_}}) == member
-
-
-@by_table("writer", "text", "answer")
-def test_values_that_are_not_as_the_schema_wants_them_are_kept(writer: str, text: str, answer: list[Any]) -> None:
-    assert parse(parser(writer), text) == parse(parser(writer), *text) == Answer.of(*answer)
 
 
 @by_table("own", "prompt", "text", "answer")

@@ -38,7 +38,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from tests.api.models import PlayedModel, load
-from tests.support.tables import by_rows, by_table
+from tests.support.tables import by_rows
 
 TABLE = Table(
     (
@@ -55,115 +55,53 @@ TABLE = Table(
 )
 
 
-def read(**given: Any) -> tuple[dict[str, Any], Problems]:
-    problems = Problems()
-    return TABLE.read(given, problems, "parameter"), problems
-
-
-def values(**given: Any) -> dict[str, Any]:
-    found, problems = read(**given)
-    assert problems == Problems()
-    return found
-
-
-def invalid(**given: Any) -> list[str]:
-    _, problems = read(**given)
-    assert problems.unsupported == []
-    return problems.invalid
-
-
-def unsupported(**given: Any) -> list[str]:
-    _, problems = read(**given)
-    assert problems.invalid == []
-    return problems.unsupported
-
-
 # -- kinds -------------------------------------------------------------------------------------------------------------
 
 SIXTY_FOUR = [str(i) for i in range(64)]
-
-
-@by_rows(
-    ("kind", "given", "value"),
-    [
-        (integer(1), 1, 1),
-        (integer(1), 2**70, 2**70),
-        (integer(0, 3), 0, 0),
-        (integer(0, 3), 3, 3),
-        (number(0), 0, 0.0),
-        (number(0), 0.0, 0.0),
-        (number(-2, 2), -2, -2.0),
-        (number(-2, 2), 2.0, 2.0),
-        (number(0, 1, above=True), 1, 1.0),
-        (number(0, above=True), 1e308, 1e308),
-        (BOOLEAN, True, True),
-        (BOOLEAN, False, False),
-        (TEXT, "", ""),
-        (STRINGS, "a", ("a",)),
-        (STRINGS, [], ()),
-        (STRINGS, ["a", "b", "a"], ("a", "b")),
-        (STRINGS, SIXTY_FOUR, tuple(SIXTY_FOUR)),
-        (STRINGS_OR_NONE, "", ()),
-        (STRINGS_OR_NONE, [], ()),
-        (STRINGS_OR_NONE, ["a"], ("a",)),
-        (TOKEN_IDS, [3, 0, 2**31 - 1, 3], (3, 0, 2**31 - 1)),
-        (TOKEN_IDS, list(range(1024)), tuple(range(1024))),
-        (TOKEN_IDS, [], ()),
-        (OBJECT, {"a": 1}, {"a": 1}),
-    ],
-)
-def test_a_kind_takes_its_values(kind: Kind, given: object, value: object) -> None:
-    found = kind.read(given)
-    assert found == value and type(found) is type(value)
-
-
-NO_HINT = [
-    (integer(1, 3), 0),
-    (integer(1, 3), 4),
-    (integer(1), True),
-    (integer(1), 1.5),
-    (integer(1), 2.0**53),
-    (integer(1), float("inf")),
-    (integer(1), float("nan")),
-    (integer(1), [1]),
-    (integer(1), "one"),
-    (number(0, 1), -0.001),
-    (number(0, 1), 1.001),
-    (number(0, 1, above=True), 0),
-    (number(0, above=True), 0.0),
-    (number(0), float("inf")),
-    (number(-1), float("-inf")),
-    (number(0), float("nan")),
-    (number(0, 1), True),
-    (number(0, 1), [0]),
-    (BOOLEAN, 1),
-    (BOOLEAN, "maybe"),
-    (BOOLEAN, '"'),
-    (BOOLEAN, "[1]"),
-    (TEXT, 3),
-    (STRINGS, ""),
-    (STRINGS, [""]),
-    (STRINGS, [1]),
-    (STRINGS, {"a": 1}),
-    (STRINGS, [*SIXTY_FOUR, "x"]),
-    (STRINGS_OR_NONE, [""]),
-    (STRINGS_OR_NONE, 0),
-    (TOKEN_IDS, 3),
-    (TOKEN_IDS, [-1]),
-    (TOKEN_IDS, [2**31]),
-    (TOKEN_IDS, [True]),
-    (TOKEN_IDS, [1.0]),
-    (TOKEN_IDS, ["1"]),
-    (TOKEN_IDS, list(range(1025))),
-    (OBJECT, []),
+INF, NAN = float("inf"), float("nan")
+TAKEN: list[tuple[Kind, list[tuple[object, object]]]] = [
+    (integer(1), [(1, 1), (2**70, 2**70)]),
+    (integer(0, 3), [(0, 0), (3, 3)]),
+    (number(0), [(0, 0.0), (0.0, 0.0)]),
+    (number(-2, 2), [(-2, -2.0), (2.0, 2.0)]),
+    (number(0, 1, above=True), [(1, 1.0)]),
+    (number(0, above=True), [(1e308, 1e308)]),
+    (BOOLEAN, [(True, True), (False, False)]),
+    (TEXT, [("", "")]),
+    (STRINGS, [("a", ("a",)), ([], ()), (["a", "b", "a"], ("a", "b")), (SIXTY_FOUR, tuple(SIXTY_FOUR))]),
+    (STRINGS_OR_NONE, [("", ()), ([], ()), (["a"], ("a",))]),
+    (TOKEN_IDS, [([3, 0, 2**31 - 1, 3], (3, 0, 2**31 - 1)), ([*range(1024)], (*range(1024),)), ([], ())]),
+    (OBJECT, [({"a": 1}, {"a": 1})]),
+]
+REFUSED: list[tuple[Kind, list[object]]] = [
+    (integer(1, 3), [0, 4]),
+    (integer(1), [True, 1.5, 2.0**53, INF, NAN, [1], "one"]),
+    (number(0, 1), [-0.001, 1.001, True, [0]]),
+    (number(0, 1, above=True), [0]),
+    (number(0, above=True), [0.0]),
+    (number(0), [INF, NAN]),
+    (number(-1), [-INF]),
+    (BOOLEAN, [1, "maybe", '"', "[1]"]),
+    (TEXT, [3]),
+    (STRINGS, ["", [""], [1], {"a": 1}, [*SIXTY_FOUR, "x"]]),
+    (STRINGS_OR_NONE, [[""], 0]),
+    (TOKEN_IDS, [3, [-1], [2**31], [True], [1.0], ["1"], [*range(1025)]]),
+    (OBJECT, [[]]),
 ]
 
 
-@by_rows(("kind", "given"), NO_HINT)
-def test_a_kind_refuses_other_values(kind: Kind, given: object) -> None:
-    with pytest.raises(ValueError) as caught:
-        kind.read(given)
-    assert str(caught.value) == ""
+@by_rows(("kind", "values"), TAKEN)
+def test_a_kind_takes_its_values(kind: Kind, values: list[tuple[object, object]]) -> None:
+    for given, value in values:
+        found = kind.read(given)
+        assert found == value and type(found) is type(value)
+
+
+@by_rows(("kind", "values"), REFUSED)
+def test_a_kind_refuses_other_values(kind: Kind, values: list[object]) -> None:
+    for given in values:
+        with pytest.raises(ValueError, match=r"^$"):
+            kind.read(given)
 
 
 @by_rows(
@@ -227,52 +165,42 @@ def test_a_kind_says_what_it_expects(kind: Kind, expected: str, schema: object) 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def test_values_are_read_by_target_under_any_name() -> None:
-    assert values(top_k=3) == values(k=3) == {"top_k": 3}
-    assert values() == values(top_k=None, watermark=None, nonsense=None) == {}
+DIFFER = "mean the same and have different values: give one"
+NEUTRAL = "and values other than false are not supported by this backend"
+CHOICES = 'and values other than "none" or 0 are not supported by this backend: there are no tools'
 
 
-def test_an_ignored_parameter_may_have_any_value() -> None:
-    assert values(model=[1, 2]) == {}
-
-
-def test_two_names_of_one_parameter_must_agree() -> None:
-    assert values(top_k=3, k=3) == {"top_k": 3}
-    assert invalid(top_k=3, k=4) == ["'k' and 'top_k' mean the same and have different values: give one"]
-    assert invalid(k=4, top_k=3) == ["'top_k' and 'k' mean the same and have different values: give one"]
-
-
-def test_lists_under_two_names_are_joined() -> None:
-    assert values(stop=["a", "b"], stop_sequences=["b", "c"]) == {"stop": ("a", "b", "c")}
-
-
-def test_a_wrong_value_is_reported_with_what_is_expected_and_the_others_are_read() -> None:
-    found, problems = read(k=-1, stop="a")
-    assert problems.invalid == ["'k' is -1: expected an integer of at least 0"]
-    assert found == {"stop": ("a",)}
-    assert invalid(k=5.0) == ["'k' is 5.0: expected an integer of at least 0 (written without a decimal point: 5)"]
-
-
-@pytest.mark.parametrize(("name", "value"), [("watermark", False), ("tool_choice", "none"), ("tool_choice", 0)])
-def test_a_parameter_that_cannot_be_honoured_is_taken_where_it_changes_nothing(name: str, value: object) -> None:
-    assert values(**{name: value}) == {}
-
-
-@by_table("name", "value", "told")
-def test_it_is_refused_by_name_where_it_would_change_something(name: str, value: object, told: str) -> None:
-    assert unsupported(**{name: value}) == [told]
-
-
-def test_an_equal_number_of_another_type_is_neutral_too() -> None:
-    assert values(tool_choice=0.0) == {}
-
-
-def test_an_unknown_name_is_reported_with_the_nearest_one() -> None:
-    assert invalid(top_q=1) == ["unknown parameter \"top_q\", did you mean 'top_k'?"]
-    assert invalid(qqqq=1) == ['unknown parameter "qqqq"']
-    assert invalid(stream=True) == ["'stream' belongs beside 'parameters'"]
-    (told,) = invalid(**{"b" * 100_000: 1})
-    assert len(told) < 120
+@by_rows(
+    ("given", "values", "invalid", "unsupported"),
+    [
+        *(({name: 3}, {"top_k": 3}, [], []) for name in ("top_k", "k")),
+        ({"top_k": None, "watermark": None, "nonsense": None}, {}, [], []),
+        ({"model": [1, 2]}, {}, [], []),
+        ({"top_k": 3, "k": 3}, {"top_k": 3}, [], []),
+        ({"top_k": 3, "k": 4}, {"top_k": 3}, [f"'k' and 'top_k' {DIFFER}"], []),
+        ({"k": 4, "top_k": 3}, {"top_k": 4}, [f"'top_k' and 'k' {DIFFER}"], []),
+        ({"stop": ["a", "b"], "stop_sequences": ["b", "c"]}, {"stop": ("a", "b", "c")}, [], []),
+        ({"k": -1, "stop": "a"}, {"stop": ("a",)}, ["'k' is -1: expected an integer of at least 0"], []),
+        ({"k": 5.0}, {}, ["'k' is 5.0: expected an integer of at least 0 (written without a decimal point: 5)"], []),
+        # What cannot be honoured is taken where it changes nothing, also as an equal number of another type.
+        *((given, {}, [], []) for given in ({"watermark": False}, {"tool_choice": "none"})),
+        *((given, {}, [], []) for given in ({"tool_choice": 0}, {"tool_choice": 0.0})),
+        ({"watermark": True}, {}, [], [f"'watermark' is true, {NEUTRAL}"]),
+        ({"watermark": 1}, {}, [], [f"'watermark' is 1, {NEUTRAL}"]),
+        ({"tool_choice": False}, {}, [], [f"'tool_choice' is false, {CHOICES}"]),
+        ({"cached": False}, {}, [], ["'cached' is false, and it is not supported by this backend"]),
+        ({"top_q": 1}, {}, ["unknown parameter \"top_q\", did you mean 'top_k'?"], []),
+        ({"qqqq": 1}, {}, ['unknown parameter "qqqq"'], []),
+        ({"stream": True}, {}, ["'stream' belongs beside 'parameters'"], []),
+        ({"b" * 100_000: 1}, {}, [f'unknown parameter "{"b" * 79}…'], []),
+    ],
+)
+def test_values_are_read_by_target_or_reported_by_name(
+    given: dict[str, Any], values: object, invalid: list[str], unsupported: list[str]
+) -> None:
+    problems = Problems()
+    assert TABLE.read(given, problems, "parameter") == values
+    assert (problems.invalid, problems.unsupported) == (invalid, unsupported)
 
 
 def test_a_table_without_names_of_other_places_knows_none() -> None:
@@ -284,56 +212,42 @@ def test_a_table_without_names_of_other_places_knows_none() -> None:
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_problems_raise_nothing() -> None:
+DIGITS = [*"0123456789"]
+
+
+@by_rows(
+    ("problems", "error"),
+    [
+        (Problems(["a", "b"], ["c"]), "a; b; c"),
+        (Problems([], ["c"]), "c"),
+        (Problems(DIGITS), "; ".join(DIGITS)),
+        (Problems(DIGITS[:9], ["x", "y", "z"]), "0; 1; 2; 3; 4; 5; 6; 7; 8; x; and 2 more"),
+    ],
+)
+def test_ten_problems_are_one_error_and_the_others_counted(problems: Problems, error: str) -> None:
     Problems().raise_any("prefix")
-
-
-def test_all_problems_are_one_error() -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        Problems(["a", "b"], ["c"]).raise_any("Wrong: ")
-    assert str(caught.value) == "Wrong: a; b; c"
-    assert type(caught.value) is InvalidRequestError
-
-
-def test_an_error_is_of_what_is_not_supported_where_nothing_is_wrong() -> None:
-    with pytest.raises(UnsupportedParameterError) as caught:
-        Problems([], ["c"]).raise_any()
-    assert str(caught.value) == "c"
-
-
-def test_ten_problems_are_reported_and_the_others_counted() -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        Problems([str(i) for i in range(10)]).raise_any()
-    assert str(caught.value) == "0; 1; 2; 3; 4; 5; 6; 7; 8; 9"
-    with pytest.raises(InvalidRequestError) as caught:
-        Problems([str(i) for i in range(9)], ["x", "y", "z"]).raise_any()
-    assert str(caught.value) == "0; 1; 2; 3; 4; 5; 6; 7; 8; x; and 2 more"
+        problems.raise_any("Wrong: ")
+    assert str(caught.value) == f"Wrong: {error}"
+    assert isinstance(caught.value, UnsupportedParameterError) is (not problems.invalid)
 
 
 # -- values in messages ------------------------------------------------------------------------------------------------
 
 
-def test_a_value_is_shown_as_json() -> None:
-    assert [show(value) for value in (None, True, 1.5, "a\n", ["é"], {"a": 1})] == [
-        "null",
-        "true",
-        "1.5",
-        '"a\\n"',
-        '["é"]',
-        '{"a":1}',
-    ]
-
-
-def test_eighty_characters_of_a_value_are_shown() -> None:
-    assert show("x" * 78) == '"' + "x" * 78 + '"'
-    assert show("x" * 79) == '"' + "x" * 79 + "…"
-    assert show("x" * 10**7) == '"' + "x" * 79 + "…"
-    assert show([1] * 100) == "[" + "1," * 39 + "1…"
-
-
-def test_what_is_no_json_is_shown_as_python_has_it() -> None:
-    assert show({1, 2}) == "{1, 2}"
-    assert show("\ud800") == "'\\ud800'"
+@by_rows(
+    ("value", "shown"),
+    [
+        *((None, "null"), (True, "true"), (1.5, "1.5"), ("a\n", '"a\\n"'), (["é"], '["é"]'), ({"a": 1}, '{"a":1}')),
+        ([[[]] * 3, {"a": None}, "é", 1.5], '[[[],[],[]],{"a":null},"é",1.5]'),
+        ("x" * 78, '"' + "x" * 78 + '"'),
+        *(("x" * length, '"' + "x" * 79 + "…") for length in (79, 10**7)),
+        ([1] * 100, "[" + "1," * 39 + "1…"),
+        *(({1, 2}, "{1, 2}"), ("\ud800", "'\\ud800'")),  # what is no JSON
+    ],
+)
+def test_eighty_characters_of_a_value_are_shown_as_json(value: object, shown: str) -> None:
+    assert show(value) == shown
 
 
 # -- describing --------------------------------------------------------------------------------------------------------
@@ -430,7 +344,6 @@ def test_of_a_large_value_only_what_is_shown_is_written() -> None:
     large = Counted(range(100_000))
     assert show({"a": large}) == f'{{"a":{[*range(40)]}'.replace(" ", "")[:80] + "…"
     assert large.seen < 80
-    assert show([[[]] * 3, {"a": None}, "é", 1.5]) == '[[[],[],[]],{"a":null},"é",1.5]'
 
 
 WARN = Options(unknown_parameters=UnknownParameters.WARN)

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from djl_trtllm.api.base import Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.api.chat import Parsing, ToolUse
-from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
 from djl_trtllm.api.dialects.lmi.responses import LinesEncoder
 from djl_trtllm.api.dialects.messages import MessageEncoder
@@ -30,15 +29,17 @@ from djl_trtllm.api.dialects.openai.responses import (
     ChatStreamEncoder,
     CompletionEncoder,
     CompletionStreamEncoder,
+    Response,
 )
 from djl_trtllm.api.dialects.rerank import ScoreEncoder
 from djl_trtllm.api.dialects.responses import Answer, AnswerEncoder
-from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Shown, Timing
+from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Timing
 from djl_trtllm.api.dialects.triton.dialect import parse_generate
-from djl_trtllm.api.dialects.truss import TextEncoder, WholeTextEncoder
+from djl_trtllm.api.dialects.truss import WholeTextEncoder
 from djl_trtllm.api.output_parsers import call_parser, tool_format
 from djl_trtllm.api.parts import PartsEncoder
 from djl_trtllm.api.pooling import score_of
+from djl_trtllm.api.texts import PlainTextEncoder, Presentation
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult, Token
 from tests.api.models import (
@@ -133,8 +134,8 @@ def triton(verb: str, **body: Any) -> ResponseEncoder:
     return parse_generate(request, PlayedModel(), "ensemble").encoder
 
 
-def shown(**view: Any) -> Callable[[], ResponseEncoder]:
-    return lambda: GenerateEncoder(Shown(**view), Timing(8))
+def shown(as_list: bool = False, **view: Any) -> Callable[[], ResponseEncoder]:
+    return lambda: GenerateEncoder(Presentation(**view), Timing(8), as_list=as_list)
 
 
 CASES: dict[str, Callable[[], ResponseEncoder]] = {
@@ -149,12 +150,12 @@ CASES: dict[str, Callable[[], ResponseEncoder]] = {
         for title, view in OPENAI_VIEWS.items()
     },
     "tgi": shown(),
-    "tgi, details": shown(details=True, full_text=True),
+    "tgi, details": shown(details=True, return_full_text=True),
     "tgi, prefill": shown(details=True, prefill=True, as_list=True),
-    "tgi stream": lambda: GenerateStreamEncoder(Shown()),
-    "tgi stream, details": lambda: GenerateStreamEncoder(Shown(details=True, full_text=True)),
+    "tgi stream": lambda: GenerateStreamEncoder(Presentation()),
+    "tgi stream, details": lambda: GenerateStreamEncoder(Presentation(details=True, return_full_text=True)),
     "truss": WholeTextEncoder,
-    "truss stream": TextEncoder,
+    "truss stream": lambda: PlainTextEncoder(Presentation(), "application/octet-stream"),
     **{
         f"{name}{' stream' * stream}{', logprobs' * logprobs}": lambda made=made, stream=stream, logprobs=logprobs: (
             made(  # type: ignore[misc]
@@ -188,7 +189,7 @@ SEVERAL: dict[str, tuple[Callable[[], ResponseEncoder], list[OutputChunk]]] = {
         for name in OPENAI
     },
     "openai chat, one fails": (lambda: openai("chat stream", n=2), [*several(2)[:2], *FAILED, *several(2)[2:]]),
-    "tgi": (shown(details=True, full_text=True, n=2), several(2)),
+    "tgi": (shown(details=True, return_full_text=True, n=2), several(2)),
     "triton generate": (lambda: triton("generate", num_return_sequences=2, return_log_probs=True), several(2)),
     "triton stream": (lambda: triton("generate_stream", num_return_sequences=2, return_log_probs=True), several(2)),
 }

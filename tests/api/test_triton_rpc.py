@@ -65,34 +65,29 @@ def read_stream(data: bytes) -> Any:
     return ModelStreamInferResponse.FromString(data)
 
 
+def whole(made: Any, *texts: str) -> Any:
+    """The one response to a request, with these pieces of text."""
+    encoder = parse(made).encoder
+    encoder.begin(Prompt("once", 1))
+    *before, last = texts
+    assert [encoder.encode(chunk(text)) for text in before] == [b""] * len(before)
+    return ModelInferResponse.FromString(encoder.encode(chunk(last, ends=True)))
+
+
 def test_a_whole_response() -> None:
-    call = parse(request(PROMPT, COUNT))
-    (generation,) = call.requests
+    (generation,) = parse(request(PROMPT, COUNT)).requests
     assert (generation.prompt, generation.sampling.max_new_tokens) == ("once", 4)
-    call.encoder.begin(Prompt("once", 1))
-    assert call.encoder.encode(chunk("upon")) == b""
-    response = ModelInferResponse.FromString(call.encoder.encode(chunk(" a", ends=True)))
+    response = whole(request(PROMPT, COUNT), "upon", " a")
     assert (response.model_name, response.model_version, response.id) == ("ensemble", "1", "7")
     assert set(response.parameters) == {"sequence_id", "sequence_start", "sequence_end"}
     assert list(outputs(response)) == ["text_output", "cum_log_probs", "output_log_probs"]
     assert outputs(response)["text_output"] == ([1], b"\x06\x00\x00\x00upon a")
     assert outputs(response)["output_log_probs"] == ([1, 1, 2], bytes(8))
-
-
-def test_the_prompt_is_in_a_whole_text_if_it_is_asked_for() -> None:
-    call = parse(request(PROMPT, COUNT, Tensor("exclude_input_in_output", "BOOL", (1, 1), [False])))
-    call.encoder.begin(Prompt("once", 1))
-    response = ModelInferResponse.FromString(call.encoder.encode(chunk(" upon", ends=True)))
+    response = whole(request(PROMPT, COUNT, Tensor("exclude_input_in_output", "BOOL", (1, 1), [False])), " upon")
     assert outputs(response)["text_output"][1][4:] == b"once upon"
-
-
-def test_only_the_outputs_that_are_named() -> None:
     made = request(PROMPT, COUNT)
     made.outputs.add(name="sequence_index")
-    call = parse(made)
-    call.encoder.begin(Prompt("once", 1))
-    response = ModelInferResponse.FromString(call.encoder.encode(chunk("upon", ends=True)))
-    assert outputs(response) == {"sequence_index": ([1, 1], bytes(4))}
+    assert outputs(whole(made, "upon")) == {"sequence_index": ([1, 1], bytes(4))}
 
 
 def test_a_response_for_each_chunk_and_an_empty_one_at_the_end() -> None:
@@ -105,14 +100,9 @@ def test_a_response_for_each_chunk_and_an_empty_one_at_the_end() -> None:
     assert encoder.encode(chunk("", ends=True)) == b""
     last = read_stream(encoder.end()).infer_response
     assert (last.id, len(last.outputs), last.parameters["triton_final_response"].bool_param) == ("7", 0, True)
-
-
-def test_the_end_alone_is_a_response_if_there_was_none() -> None:
-    call = parse(request(PROMPT, COUNT, STREAM), streams=True)
-    encoder: Any = call.encoder
-    response = read_stream(encoder.encode(chunk("", ends=True))).infer_response
-    assert outputs(response)["text_output"] == ([1], bytes(4))
-    assert encoder.end() == b""
+    encoder = parse(request(PROMPT, COUNT, STREAM), streams=True).encoder
+    only = read_stream(encoder.encode(chunk("", ends=True))).infer_response  # the end alone, as there was none before
+    assert (outputs(only)["text_output"], encoder.end()) == (([1], bytes(4)), b"")
 
 
 @pytest.mark.parametrize("last", ["", "b"])
@@ -129,15 +119,6 @@ def test_a_seeded_request_that_went_on_says_so_in_a_parameter(last: str, streams
     assert ["reseeded" in response.parameters for response in read] == [False] * streams + [True]
 
 
-def test_log_probabilities_of_a_stream_add_up() -> None:
-    logprobs = Tensor("return_log_probs", "BOOL", (1, 1), [True])
-    encoder = parse(request(PROMPT, COUNT, STREAM, logprobs), streams=True).encoder
-    encoder.encode(chunk("a"))
-    shown = outputs(read_stream(encoder.encode(chunk("b"))).infer_response)
-    assert shown["cum_log_probs"] == ([1, 1], to_bytes(Tensor("", "FP32", (1,), [-1.0])))
-    assert shown["output_log_probs"] == ([1, 1, 1], to_bytes(Tensor("", "FP32", (1,), [-0.5])))
-
-
 def test_responses_of_several_prompts_and_sequences_have_their_indices() -> None:
     made = request(
         Tensor("text_input", "BYTES", (2, 1), ["a", "b"]),
@@ -150,7 +131,11 @@ def test_responses_of_several_prompts_and_sequences_have_their_indices() -> None
     assert not encoder.wants_prompt_tokens
     shown = outputs(read_stream(encoder.encode(chunk("x", 2, generation=1))).infer_response)
     assert (shown["batch_index"], shown["sequence_index"]) == (([1, 1], b"\x01\0\0\0"), ([1, 1], b"\x02\0\0\0"))
-    assert shown["cum_log_probs"][1] == b"\0\0\0\xbf"
+    numbers = [(shown["cum_log_probs"], shown["output_log_probs"])]
+    shown = outputs(read_stream(encoder.encode(chunk("y", 2, generation=1))).infer_response)
+    numbers.append((shown["cum_log_probs"], shown["output_log_probs"]))
+    sums = [to_bytes(Tensor("", "FP32", (1,), [value])) for value in (-0.5, -1.0)]
+    assert numbers == [(([1, 1], each), ([1, 1, 1], sums[0])) for each in sums]
 
 
 def test_a_model_that_is_not_decoupled_has_one_response_which_is_final() -> None:
@@ -169,16 +154,12 @@ def test_an_error_has_the_name_and_the_identifier(more: tuple[Tensor, ...]) -> N
     encoder = parse(request(PROMPT, COUNT, *more), streams=True).encoder
     error = GenerationError("it broke")
     assert encoder.encode(chunk("", error=error)) == b""
+    before = encoder.encode(chunk("upon", error=error))
+    assert (b"upon" in before) is bool(more)
     response = read_stream(encoder.error(error))
     assert response.error_message == "it broke"
     assert (response.infer_response.model_name, response.infer_response.id) == ("ensemble", "7")
     assert read_stream(failure("no", "ensemble", "8")).infer_response.id == "8"
-
-
-def test_tokens_before_an_error_are_sent() -> None:
-    encoder = parse(request(PROMPT, COUNT, STREAM), streams=True).encoder
-    response = read_stream(encoder.encode(chunk("upon", error=GenerationError("it broke"))))
-    assert outputs(response.infer_response)["text_output"][1][4:] == b"upon"
 
 
 def contents(name: str, datatype: str, field: str, values: list[Any], shape: tuple[int, ...] = (1, 1)) -> Any:

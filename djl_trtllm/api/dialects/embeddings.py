@@ -3,53 +3,32 @@
 from base64 import b64encode
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any
 
 import orjson
 
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api.choices import OpenAiLike
-from djl_trtllm.api.front_end import OPENAI_PREFIXES
+from djl_trtllm.api.families import OPENAI_PREFIXES, OpenAiLike
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
+from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, read_object
 from djl_trtllm.api.pooling import (
     COMMON,
     DIMENSIONS,
     MOST_TEXTS,
     PooledEncoder,
-    embeddings,
     joined,
-    kept_tokens,
+    pooled,
     vector_json,
 )
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_INPUT = Kind(
-    f"a text, a list of token ids, or a list of up to {MOST_TEXTS} of either",
-    lambda value: value,
-    {
-        "anyOf": [
-            {"type": "string"},
-            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_TEXTS},
-            _IDS,
-            {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MOST_TEXTS},
-        ]
-    },
-)
-
-
-def _format(value: Any) -> str:
-    if value not in ("float", "base64"):
-        raise ValueError("")
-    return str(value)
+_INPUT = kinds.TextsOrIds("input", MOST_TEXTS, empty=True)
 
 
 FIELDS = Table(
     COMMON,
     (
-        Parameter(("input",), _INPUT, IGNORED),
-        Parameter(("encoding_format",), Kind('"float" or "base64"', _format, {"enum": ["float", "base64"]}), "format"),
+        Parameter(("input",), _INPUT.kind, IGNORED),
+        Parameter(("encoding_format",), kinds.one_of('"float" or "base64"', "float", "base64"), "format"),
         DIMENSIONS,
         # vLLM's present name and its earlier one.
         Parameter(("use_activation", "normalize"), kinds.BOOLEAN, "activate"),
@@ -62,7 +41,7 @@ FIELDS = Table(
 """The body of `/v1/embeddings`."""
 
 
-class EmbeddingsEncoder(PooledEncoder[bytes]):
+class EmbeddingsEncoder(PooledEncoder):
     """OpenAI's response: `format` is float or base64 (of float32, in the order of bytes of x86 and Arm)."""
 
     def __init__(self, count: int, model: str, format_: str) -> None:
@@ -79,23 +58,6 @@ class EmbeddingsEncoder(PooledEncoder[bytes]):
         return joined(b'{"object":"list","data":[', results, b"]," + rest[1:])
 
 
-def _read_texts(value: Any, model: base.ModelContext, problems: Problems) -> list[str | list[int]]:
-    """One text or several, each as text or as token ids."""
-    expected = f"expected a text, a list of token ids, or a list of up to {MOST_TEXTS} of either"
-    items = [value] if type(value) is str or (type(value) is list and value and type(value[0]) is int) else value
-    if type(items) is not list or not 0 < len(items) <= MOST_TEXTS:
-        problems.invalid.append(f"'input' {found(value)}: {expected}")
-        return []
-    size = model.tokenizer.vocab_size
-    for item in items:
-        if type(item) is str:
-            continue
-        if type(item) is not list or not item or not all(type(id_) is int and 0 <= id_ < size for id_ in item):
-            problems.invalid.append(f"'input' has {show(item)}: {expected}, with ids of 0 to {size - 1}")
-            return []
-    return items
-
-
 class Embeddings(OpenAiLike):
     """`/v1/embeddings`."""
 
@@ -107,12 +69,8 @@ class Embeddings(OpenAiLike):
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         payload, problems = read_object(request, "input"), Problems.of(model.options)
         values = FIELDS.read(payload, problems, "field")
-        texts = _read_texts(payload.get("input"), model, problems)
-        truncate = kept_tokens(values, model, problems)
-        problems.raise_any()
-        requests = embeddings(
-            texts, truncate=truncate, activate=values.get("activate"), dimensions=values.get("dimensions")
-        )
+        texts = _INPUT.read(payload, model.tokenizer.vocab_size, problems)
+        requests = pooled("embed", texts, values, model, problems)
         encoder = EmbeddingsEncoder(len(requests), model.name, values.get("format", "float"))
         return base.Call(requests, encoder, problems.headers)
 

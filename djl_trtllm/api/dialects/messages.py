@@ -35,11 +35,11 @@ from djl_trtllm.api.base import (
     read_json,
 )
 from djl_trtllm.api.chat import Parsing, as_opaque
-from djl_trtllm.api.choices import OpenAiLike
+from djl_trtllm.api.families import OpenAiLike
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
-from djl_trtllm.request import FinishReason, ImageSource, SequenceResult
+from djl_trtllm.request import FinishReason, SequenceResult
 
 _ERROR_TYPES: dict[type[errors.RequestError], str] = {
     errors.InvalidRequestError: "invalid_request_error",
@@ -92,13 +92,8 @@ class MessageEncoder(PartsEncoder):
         return _event("message_start", {"message": message}) + _event("ping", {})
 
     def opened(self, part: Part) -> bytes:
-        if part.kind is PartKind.CALL:
-            block = {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
-        elif part.kind is PartKind.REASONING:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-        else:
-            block = {"type": "text", "text": ""}
-        return _event("content_block_start", {"index": part.index, "content_block": block})
+        later = {"signature": ""} if part.kind is PartKind.REASONING else {}
+        return _event("content_block_start", {"index": part.index, "content_block": self._block(part) | later})
 
     def more(self, part: Part, text: str, logprobs: list[bytes]) -> bytes:
         if part.kind is PartKind.REASONING and self._omits_thinking:
@@ -259,7 +254,7 @@ _CONVERSATION = (
     Parameter(("system",), Kind("a text", lambda value: value, _BLOCKS), IGNORED),
     Parameter(("tools",), _listed(_TOOL, chat.MOST_TOOLS), IGNORED),
     Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _TYPED), "choice"),
-    Parameter(("thinking",), Kind(_THINKING, _read_thinking, _TYPED), "thinking"),
+    Parameter(("thinking",), Kind(_THINKING, _read_thinking, _TYPED), "wish"),
     Parameter(("output_config",), OUTPUT_CONFIG.kind, "output_config"),
     Parameter(("output_format",), _FORMAT.kind, "guide"),
     Parameter(
@@ -312,18 +307,8 @@ def _read_messages(payload: dict[str, Any], problems: Problems) -> list[dict[str
         messages.append(
             {"role": "system", "content": content.read_content(payload["system"], "system", problems, _as_part)}
         )
-    raw = payload.get("messages")
-    if type(raw) is not list or not raw:
-        problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
-        return messages
-    if (problem := content.too_many(raw)) is not None:
-        problems.invalid.append(problem)
-        return messages
     names: dict[str, str] = {}
-    for index, message in enumerate(raw):
-        if problems.full:
-            break
-        where = f"messages[{index}]"
+    for where, message in content.each_message(payload.get("messages"), problems):
         given = message if isinstance(message, dict) else {}
         role, blocks = given.get("role"), given.get("content")
         blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
@@ -417,23 +402,23 @@ def _read_tools(raw: Any, problems: Problems) -> list[dict[str, Any]]:
 
 def _read_chat(
     table: Table, payload: dict[str, Any], model: ModelContext, problems: Problems
-) -> tuple[dict[str, Any], list[dict[str, Any]], tuple[ImageSource, ...], chat.ToolUse | None]:
-    """The values of a conversation's fields, its messages with their images, and its tools."""
-    messages, images = chat.fit_messages(_read_messages(payload, problems), model, problems)
-    values = table.read(payload, problems, "field")
+) -> tuple[dict[str, Any], chat.ToolUse | None]:
+    """The values of a conversation's fields, with its messages and their images, and its tools."""
+    fitted = chat.fit_messages(_read_messages(payload, problems), model, problems)
+    values = table.read(payload, problems, "field") | fitted
     config = OUTPUT_CONFIG.read(values.get("output_config", {}), problems, "member of 'output_config'")
     if "guide" in values and "guide" in config:
         problems.invalid.append("'output_format' is given, and 'output_config' has a 'format' too: give the latter")
     values |= config
     values |= values.pop("choice", {})
-    if "thinking" in values:
-        values["enable_thinking"] = values["thinking"].enabled
+    if "wish" in values:
+        values["enable_thinking"] = values["wish"].enabled
         # Clients send it whatever the model: see also `optional`.
-        if values["thinking"].budget and chat.thinking_problem(model) is None:
-            values["thinking_budget"] = values["thinking"].budget
+        if values["wish"].budget and chat.thinking_problem(model) is None:
+            values["thinking_budget"] = values["wish"].budget
     if tools := _read_tools(payload.get("tools"), problems):
         values["tools"] = tools
-    return values, messages, images, chat.read_tool_use(values, model, problems)
+    return values, chat.read_tool_use(values, model, problems)
 
 
 def _lowered(tokens: int, model: ModelContext) -> tuple[tuple[str, str], ...]:
@@ -461,18 +446,18 @@ class Messages(OpenAiLike):
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         payload, problems = read_object(request, "messages"), Problems.of(model.options)
-        values, messages, images, tools = _read_chat(FIELDS, payload, model, problems)
+        values, tools = _read_chat(FIELDS, payload, model, problems)
         if "max_new_tokens" not in values and not problems.invalid:
-            problems.invalid.append("'max_tokens' is not given: expected the most tokens of the answer")
+            problems.invalid.append("'max_tokens' is missing: expected the largest number of tokens of the answer")
         values.setdefault("do_sample", True)
         sampling = shared.read_sampling(values, problems)
         problems.raise_any()
         # Clients have to send a number, and send what Anthropic's models can do: a bound, not a wish.
         values["default_new_tokens"], sampling = sampling.max_new_tokens, replace(sampling, max_new_tokens=0)
-        generation, parsing = chat.chat_request(values, sampling, False, messages, tools, model, images)
+        generation, parsing = chat.chat_request(values, sampling, False, tools, model)
         if (budget := generation.thinking) is not None:
             generation = replace(generation, thinking=replace(budget, optional=True))
-        omits = values["thinking"].omitted if "thinking" in values else False
+        omits = values["wish"].omitted if "wish" in values else False
         stream = values.get("stream", False)
         answer = MessageEncoder(secrets.token_hex(16), model.name, parsing, stream=stream, omits_thinking=omits)
         return Call((generation,), answer, (*problems.headers, *_lowered(generation.default_new_tokens, model)))
@@ -481,13 +466,17 @@ class Messages(OpenAiLike):
         """Count the tokens of a conversation, in the chat template of the model that the body names."""
         model, render = only_model(models)
         payload, problems = read_object(request, "messages"), Problems.of(model.options)
-        values, messages, images, tools = _read_chat(COUNT_FIELDS, payload, model, problems)
-        if images:
+        values, tools = _read_chat(COUNT_FIELDS, payload, model, problems)
+        if values["images"]:
             problems.unsupported.append(
-                f"'{images[0].place}' is an image, and its tokens are counted where it is answered: see 'usage' there"
+                f"'{values['images'][0].place}' is an image, and its tokens are counted where it is answered: see "
+                "'usage' there"
             )
         problems.raise_any()
-        tokens = chat.token_ids(chat.prompt_text(messages, values, tools, model, render), model, special=False)
+        chat.set_thinking(values, model)
+        if tools is None:
+            values.pop("tools", None)
+        tokens = chat.token_ids(chat.prompt_text(values, model, render), model, special=False)
         return Reply.json({"input_tokens": len(tokens)})._replace(headers=problems.headers)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:

@@ -6,7 +6,6 @@ Sources: `vllm/entrypoints/pooling/scoring/protocol.py`; `router/src/http/types.
 """
 
 import time
-import uuid
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +14,7 @@ import orjson
 
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api.choices import OpenAiLike
+from djl_trtllm.api.families import OpenAiLike
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_object
 from djl_trtllm.api.pooling import (
@@ -25,11 +24,10 @@ from djl_trtllm.api.pooling import (
     TEXT_LIST,
     TEXTS,
     PooledEncoder,
-    kept_tokens,
+    pooled,
     read_texts,
-    score_of,
-    scores,
 )
+from djl_trtllm.request import new_hex_id
 
 
 def _read_documents(value: Any) -> list[str]:
@@ -89,7 +87,7 @@ SCORE_FIELDS = Table(
 """The body of `/score`."""
 
 
-class RankEncoder(PooledEncoder[float]):
+class RankEncoder(PooledEncoder):
     """Cohere's and vLLM's response: the best `top_n` documents, all if that is 0."""
 
     def __init__(self, documents: Sequence[str], model: str, top_n: int, *, shown: bool) -> None:
@@ -98,9 +96,6 @@ class RankEncoder(PooledEncoder[float]):
         self._model = model
         self._top_n = top_n or len(documents)
         self._shown = shown
-
-    def read(self, vector: bytes, number: int) -> float:
-        return score_of(vector)
 
     def ranked(self, results: Sequence[float]) -> list[int]:
         """The places of the best documents."""
@@ -112,7 +107,7 @@ class RankEncoder(PooledEncoder[float]):
             | ({"document": {"text": self._documents[place]}} if self._shown else {})
             for place in self.ranked(results)
         ]
-        identifier = f"rerank-{uuid.uuid4().hex}"
+        identifier = f"rerank-{new_hex_id()}"
         return orjson.dumps({"id": identifier, "model": self._model, "usage": self.usage, "results": found})
 
 
@@ -128,7 +123,7 @@ class TextRankEncoder(RankEncoder):
         )
 
 
-class ScoreEncoder(PooledEncoder[float]):
+class ScoreEncoder(PooledEncoder):
     """vLLM's response to `/score`."""
 
     def __init__(self, count: int, model: str, created: int) -> None:
@@ -136,12 +131,9 @@ class ScoreEncoder(PooledEncoder[float]):
         self._model = model
         self._created = created
 
-    def read(self, vector: bytes, number: int) -> float:
-        return score_of(vector)
-
     def body(self, results: Sequence[float]) -> bytes:
         data = [{"index": place, "object": "score", "score": score} for place, score in enumerate(results)]
-        head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": self._created}
+        head = {"id": f"score-{new_hex_id()}", "object": "list", "created": self._created}
         return orjson.dumps(head | {"model": self._model, "data": data, "usage": self.usage})
 
 
@@ -169,12 +161,11 @@ class Rerank(OpenAiLike):
         for needed, target in (("query", "query"), (name, "documents")):
             if target not in values and not problems.invalid:
                 problems.invalid.append(f"'{needed}' is missing: expected a text as 'query', and '{name}'")
-        truncate = kept_tokens(values, model, problems)
-        problems.raise_any()
-        documents: list[str] = values["documents"]
-        # Text Embeddings Inference's scores are between 0 and 1, whatever the model's config.json says of others.
-        activate = not values.get("raw", False) if texts else values.get("activate")
-        requests = scores(((values["query"], each) for each in documents), truncate=truncate, activate=activate)
+        if texts:  # scores are between 0 and 1 there, whatever the model's config.json says of others
+            values["activate"] = not values.get("raw", False)
+        documents: list[str] = values.get("documents", [])
+        pairs = ((values["query"], each) for each in documents)
+        requests = pooled("score", pairs, values, model, problems)
         kind = TextRankEncoder if texts else RankEncoder
         shown = values.get("return_documents", not texts)
         return base.Call(requests, kind(documents, model.name, values.get("top_n", 0), shown=shown), problems.headers)
@@ -188,10 +179,8 @@ def _parse_score(payload: dict[str, Any], model: base.ModelContext, problems: Pr
             f"'text_1' has {len(first)} texts and 'text_2' {len(second)}: expected one as 'text_1', or as many as "
             "'text_2' has"
         )
-    truncate = kept_tokens(values, model, problems)
-    problems.raise_any()
     pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
-    requests = scores(pairs, truncate=truncate, activate=values.get("activate"))
+    requests = pooled("score", pairs, values, model, problems)
     return base.Call(requests, ScoreEncoder(len(requests), model.name, int(time.time())), problems.headers)
 
 

@@ -28,10 +28,10 @@ from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, ModelContext, ModelStatus, RawRequest, Reply, dump_line, read_json
 from djl_trtllm.api.chat import Parsing, as_opaque
-from djl_trtllm.api.choices import OpenAiLike, error_object, json_list
+from djl_trtllm.api.families import OpenAiLike, error_object
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
-from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
+from djl_trtllm.api.parts import Part, PartKind, PartsEncoder, json_list
 from djl_trtllm.request import FinishReason, SequenceResult
 
 
@@ -65,7 +65,7 @@ class Stored:
         return items
 
     def output(self, name: str, at: int) -> Any:
-        """An item of a response's output. None if there is none."""
+        """Item number `at` of a stored response's output, None if there is no such item."""
         if (entry := self._kept.find(self._key, name)) is None:
             return None
         self._take(len(entry[2]))
@@ -183,7 +183,7 @@ _LAST_EVENTS = {_COMPLETED: "completed", _INCOMPLETE: "incomplete", _CANCELLED: 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is known of a response before its output.
+    """The part of a response that is known before its output.
 
     `code` is what its id and those of its items have in common, `members` are those that do not change. `functions` are
     the namespaces and names of functions by the names that the model is shown. `encodes_reasoning`: clients get the
@@ -291,7 +291,7 @@ class AnswerEncoder(PartsEncoder):
 
 
 _LOGPROBS, _ENCODED = "message.output_text.logprobs", "reasoning.encrypted_content"
-"""What `include` may name. Other names belong to hosted tools, so what they ask for is never there."""
+"""The names in `include` that have an effect. Other names ask for results of hosted tools, which no response has."""
 
 
 def _read_choice(value: Any) -> Any:
@@ -421,7 +421,7 @@ class Responses(OpenAiLike):
         stored = Stored(model, request.key)
         items = Items(stored, problems)
         messages = items.read(payload.get("input"), values.get("previous"), values.get("instructions"))
-        messages, images = chat.fit_messages(messages, model, problems)
+        values |= chat.fit_messages(messages, model, problems)
         declared = _Tools(payload.get("tools") or [], problems)
         values["tools"], choice = declared.tools, values.get("tool_choice")
         if isinstance(choice, dict) and "mode" in choice:
@@ -437,7 +437,7 @@ class Responses(OpenAiLike):
         values.setdefault("do_sample", True)
         sampling = shared.read_sampling(values, problems)
         problems.raise_any()
-        generation, parsing = chat.chat_request(values, sampling, logprobs, messages, tools, model, images)
+        generation, parsing = chat.chat_request(values, sampling, logprobs, tools, model)
         if generation.guide is not None and generation.guide_from is None:
             generation = replace(generation, guide_from="text")
         code = secrets.token_hex(16)

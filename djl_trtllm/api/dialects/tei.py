@@ -9,7 +9,7 @@ from types import MappingProxyType
 from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS, HUGGING_FACE_STATUSES
+from djl_trtllm.api.families import HuggingFaceLike
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, read_object
 from djl_trtllm.api.pooling import (
@@ -17,8 +17,7 @@ from djl_trtllm.api.pooling import (
     OF_HUGGING_FACE,
     TEXTS,
     VectorsEncoder,
-    embeddings,
-    kept_tokens,
+    pooled,
 )
 
 FIELDS = Table(
@@ -35,12 +34,12 @@ FIELDS = Table(
 """The body of `/embed`."""
 
 
-class Tei(base.Dialect):
+class Tei(HuggingFaceLike):
     """`/embed`."""
 
     title = "Text Embeddings Inference (TEI)"
     paths = ("/embed",)
-    statuses = MappingProxyType({**HUGGING_FACE_STATUSES, errors.UnsupportedTaskError: 424})
+    statuses = MappingProxyType({**HuggingFaceLike.statuses, errors.UnsupportedTaskError: 424})
     tables = dict.fromkeys(paths, (FIELDS,))
     descriptions = read_operations("tei.toml")
 
@@ -49,18 +48,8 @@ class Tei(base.Dialect):
         values = FIELDS.read(payload, problems, "field")
         if "texts" not in values and not problems.invalid:
             problems.invalid.append("'inputs' is missing: expected a text or a list of texts")
-        truncate = kept_tokens(values, model, problems)
-        problems.raise_any()
-        requests = embeddings(
-            values["texts"],
-            truncate=truncate,
-            activate=values.get("activate", True),
-            dimensions=values.get("dimensions"),
-        )
+        requests = pooled("embed", values.get("texts", ()), {"activate": True, **values}, model, problems)
         return base.Call(requests, VectorsEncoder(len(requests)), problems.headers)
-
-    def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return {"error": message, "error_type": base.nearest_row(HUGGING_FACE_ERRORS, error)}
 
 
 TEI = Tei()

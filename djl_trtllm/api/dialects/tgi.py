@@ -8,27 +8,20 @@ last event's token repeats the last id with an empty text and is special, so tha
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import orjson
-
 from djl_trtllm import errors
-from djl_trtllm.api import base
+from djl_trtllm.api import base, texts
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import dump_line
-from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS, HUGGING_FACE_STATUSES
+from djl_trtllm.api.families import HuggingFaceLike, hugging_face_error
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, check_text, read_object, show
-from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
-from djl_trtllm.request import FINISH_WORDS, OutputChunk, SequenceResult, Token
+from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING, generation_request, read_sampling
+from djl_trtllm.api.texts import Presentation, TextEncoder, TokenStreamEncoder, tgi_token
+from djl_trtllm.request import FINISH_WORDS, SequenceResult, Token
 from djl_trtllm.version import __version__
-
-
-def _error_body(message: str, error: errors.RequestError | None) -> dict[str, str]:
-    return {"error": message, "error_type": base.nearest_row(HUGGING_FACE_ERRORS, error)}
-
 
 # Source: `generate_internal` in `router/src/server.rs` of TGI (003eaec). Its `x-compute-type` is the name of the
 # machine and is left out.
@@ -78,42 +71,15 @@ def _milliseconds(seconds: float) -> str:
     return str(int(seconds * 1000))
 
 
-@dataclass(slots=True)
-class Shown:
-    """What one response shows of `n` sequences: all of them, the best first.
-
-    `as_list` wraps the response in a list, as `POST /` does. The rest comes when the prompt is tokenised.
-    """
-
-    details: bool = False
-    full_text: bool = False
-    prefill: bool = False
-    as_list: bool = False
-    n: int = 1
-    inputs: str = ""
-    input_length: int = 0
-    prompt_tokens: Sequence[Token] = ()
-
-    def begin(self, prompt: base.Prompt) -> None:
-        self.inputs, self.input_length = prompt.text, prompt.length
-        if self.prefill:
-            self.prompt_tokens = prompt.tokens
-
-    def text(self, generated: str) -> str:
-        return self.inputs + generated if self.full_text else generated
-
-
-class GenerateEncoder(base.WholeEncoder):
+class GenerateEncoder(TextEncoder):
     """`{"generated_text", "details"?}`."""
 
-    def __init__(self, shown: Shown, timing: Timing) -> None:
-        super().__init__(shown.n)
-        self._shown = shown
+    def __init__(self, presentation: Presentation, timing: Timing, *, as_list: bool = False) -> None:
+        super().__init__(presentation, as_list=as_list)
         self._timing = timing
-        self.wants_prompt_tokens = shown.prefill
 
     def begin(self, prompt: base.Prompt) -> None:
-        self._shown.begin(prompt)
+        super().begin(prompt)
         self._timing.tokenised(prompt.length)
 
     def headers(self) -> Headers:
@@ -122,71 +88,42 @@ class GenerateEncoder(base.WholeEncoder):
         assert finished is not None
         return self._timing.headers(finished)
 
-    def _body(self) -> bytes:
-        best, *others = self._output.sequences
-        response: dict[str, Any] = {"generated_text": self._shown.text(best.text)}
-        if self._shown.details:
-            response["details"] = self._details(best)
-            if others:
-                response["details"]["best_of_sequences"] = [
-                    {"generated_text": self._shown.text(other.text), **self._details(other)} for other in others
-                ]
-        return orjson.dumps([response] if self._shown.as_list else response)
-
-    def _details(self, sequence: base.CollectedSequence) -> dict[str, Any]:
+    def details(self, sequence: base.CollectedSequence) -> dict[str, Any]:
         assert sequence.finished is not None
+        prompt = self._presentation.prompt_tokens
         return {
             **_end(sequence.finished),
-            "prefill": [{"id": token.id, "text": token.text, "logprob": None} for token in self._shown.prompt_tokens],
-            "tokens": [_token(token) for token in sequence.tokens],
+            "prefill": [{"id": token.id, "text": token.text, "logprob": None} for token in prompt],
+            "tokens": [tgi_token(token) for token in sequence.tokens],
         }
 
 
-class GenerateStreamEncoder(base.ResponseEncoder):
+class GenerateStreamEncoder(TokenStreamEncoder):
     """Events `{"index", "token", "generated_text", "details"}`; the last has the whole text, and details if wanted."""
 
-    stream = True
     content_type = "text/event-stream"
 
-    def __init__(self, shown: Shown) -> None:
-        self._shown = shown
-        self._texts: list[str] = []
-        self._last_id = -1
-
-    def begin(self, prompt: base.Prompt) -> None:
-        self._shown.begin(prompt)
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        tokens, finished = chunk.tokens, chunk.finished
-        if finished is None:
-            return self._event(tokens[0]) if len(tokens) == 1 else b"".join([self._event(token) for token in tokens])
-        if finished.error is not None:
-            return b"".join([self._event(token) for token in tokens]) + self.error(finished.error)
-        before = b"".join([self._event(token) for token in tokens[:-1]])
-        return before + self._last(tokens[-1] if tokens else Token(self._last_id, "", 0.0, True), finished)
+    def __init__(self, presentation: Presentation) -> None:
+        super().__init__(presentation)
+        self.line = self._event
 
     def error(self, error: errors.RequestError) -> bytes:
         """A last event with TGI's `error` and `error_type`, which its clients raise."""
-        return b"data:" + dump_line(_error_body(str(error), error)) + b"\n\n"
+        return b"data:" + dump_line(hugging_face_error(str(error), error)) + b"\n\n"
+
+    def end(self, token: Token, finished: SequenceResult) -> bytes:
+        length = self._presentation.prompt_length
+        details = {**_end(finished), "input_length": length} if self._presentation.details else None
+        event = {"index": len(self._texts), "token": tgi_token(token), "generated_text": self._text, "details": details}
+        return b"data:" + dump_line(event) + b"\n\n"
 
     def _event(self, token: Token) -> bytes:
         self._texts.append(token.text)
         self._last_id = token.id
         return b'data:{"index":%d,"token":%b,"generated_text":null,"details":null}\n\n' % (
             len(self._texts),
-            dump_line(_token(token)),
+            dump_line(tgi_token(token)),
         )
-
-    def _last(self, token: Token, finished: SequenceResult) -> bytes:
-        self._texts.append(token.text)
-        details = {**_end(finished), "input_length": self._shown.input_length} if self._shown.details else None
-        event = {
-            "index": len(self._texts),
-            "token": _token(token),
-            "generated_text": self._shown.text("".join(self._texts)),
-            "details": details,
-        }
-        return b"data:" + dump_line(event) + b"\n\n"
 
 
 def _end(finished: SequenceResult) -> dict[str, Any]:
@@ -197,23 +134,13 @@ def _end(finished: SequenceResult) -> dict[str, Any]:
     }
 
 
-def _token(token: Token) -> dict[str, Any]:
-    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
-
-
 _DEFAULT_NEW_TOKENS = 100
 
 PARAMETERS = Table(
     SAMPLING,
     ADAPTER,
     NOT_HONOURED,
-    (
-        Parameter(("max_new_tokens",), kinds.integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), kinds.number(0), "temperature"),
-        Parameter(("details",), kinds.BOOLEAN, "details"),
-        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
-    ),
+    texts.PARAMETERS,
     elsewhere=dict.fromkeys(("inputs", "stream"), "beside 'parameters', not in it"),
 )
 """`parameters`."""
@@ -234,14 +161,14 @@ FIELDS = Table(
 """The body."""
 
 
-class Tgi(base.Dialect):
+class Tgi(HuggingFaceLike):
     """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`."""
 
     title = "Text Generation Inference (TGI)"
     paths = ("/generate", "/generate_stream", "/")
     pages = ("/info", "/health")
     health = frozenset({"/health"})
-    statuses = MappingProxyType({**HUGGING_FACE_STATUSES, errors.RequestTimeoutError: 500})
+    statuses = MappingProxyType({**HuggingFaceLike.statuses, errors.RequestTimeoutError: 500})
     tables = dict.fromkeys(paths, (FIELDS,))
     descriptions = read_operations("tgi.toml")
 
@@ -254,10 +181,8 @@ class Tgi(base.Dialect):
         if len(models) != 1:
             names = ", ".join(model.name for model in models) or "none"
             raise errors.UnknownModelError(f"/info describes the only model; loaded: {names}", name=None)
-        (model,) = models
-        if model.context is None:
-            raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
-        options = model.context.options
+        model, _ = base.only_model(models)
+        options = model.options
         return base.Reply.json(
             {
                 "model_id": model.name,
@@ -267,7 +192,7 @@ class Tgi(base.Dialect):
                 "max_best_of": 16,
                 "max_stop_sequences": 64,
                 "max_input_tokens": options.max_input_len,
-                "max_total_tokens": model.context.max_seq_len,
+                "max_total_tokens": model.max_seq_len,
                 "router": "djl-trtllm",
                 "version": __version__,
             }
@@ -296,12 +221,11 @@ class Tgi(base.Dialect):
         if stream and values.get("prefill"):
             problems.invalid.append("'decoder_input_details' is true: expected false in a stream")
         problems.raise_any()
-        shown = Shown(
+        shown = Presentation(
             # As TGI: the tokens of the prompt have their place in the details.
             details=values.get("details", False) or values.get("prefill", False) or sampling.n > 1,
-            full_text=values.get("return_full_text", False),
+            return_full_text=values.get("return_full_text", False),
             prefill=values.get("prefill", False),
-            as_list=request.path == "/",
             n=sampling.n,
         )
         generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
@@ -309,11 +233,8 @@ class Tgi(base.Dialect):
             return base.Call(
                 (generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs)))
             )
-        encoder = GenerateEncoder(shown, Timing(len(inputs)))
+        encoder = GenerateEncoder(shown, Timing(len(inputs)), as_list=request.path == "/")
         return base.Call((generation,), encoder, problems.headers, encoder.headers)
-
-    def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return _error_body(message, error)
 
 
 TGI = Tgi()

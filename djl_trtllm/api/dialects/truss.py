@@ -19,8 +19,8 @@ from djl_trtllm.api.content import MESSAGES, read_texts
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, check_text, read_object, read_words
 from djl_trtllm.api.sampling import MOST_TOKENS, SAMPLING, generation_request, read_sampling
+from djl_trtllm.api.texts import PlainTextEncoder, Presentation
 from djl_trtllm.config import Options
-from djl_trtllm.request import OutputChunk
 
 _SERVER, _MODEL, _CLIENT = "500", "600", "700"
 _SOURCE = ("X-BASETEN-ERROR-SOURCE", "04")
@@ -35,22 +35,6 @@ _ERROR_CODES: dict[type[errors.RequestError], str] = {
     errors.GenerationError: _MODEL,
 }
 """Baseten's error codes."""
-
-
-class TextEncoder(base.ResponseEncoder):
-    """Raw text, in the pieces in which it is generated.
-
-    Raw text cannot express a failure: the body then has no end. (Truss's template puts an error object into the text,
-    where it looks like the model's own words.)
-    """
-
-    stream = True
-    content_type = "application/octet-stream"
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is not None and chunk.finished.error is not None:
-            raise chunk.finished.error
-        return "".join([token.text for token in chunk.tokens]).encode()
 
 
 class WholeTextEncoder(base.WholeEncoder):
@@ -125,7 +109,9 @@ class Truss(base.Dialect):
                 "at the end, expected a beam_width of 1 or 'stream' to be false"
             )
         problems.raise_any()
-        encoder: base.ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
+        encoder: base.ResponseEncoder = (
+            PlainTextEncoder(Presentation(), "application/octet-stream") if stream else WholeTextEncoder()
+        )
         generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
         return base.Call((generation,), encoder, problems.headers)
 

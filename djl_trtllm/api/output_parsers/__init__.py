@@ -74,7 +74,7 @@ def thinking_budget(setting: str, tokens: int, tools: ToolFormat | None) -> Thin
 
 
 def reasoning_markers(setting: str) -> tuple[str, ...]:
-    """What stands around reasoning."""
+    """The markers around reasoning."""
     return REASONING[setting].markers if setting in REASONING else ()
 
 

@@ -42,17 +42,17 @@ class _Level:
         return self.keyed or not self.is_object
 
     def before(self) -> str:
-        """What stands before the next key or value."""
+        """The separator before the next key or value."""
         return ", " if self.items and not self.keyed else ""
 
     def after(self) -> str:
-        """What stands after the key or value that has been written."""
+        """The separator after the key or value that has been written."""
         self.keyed = not self.takes_value
         self.items += not self.keyed
         return ": " if self.keyed else ""
 
     def complete(self) -> str:
-        """What a key without a value lacks."""
+        """The text that completes a key without a value."""
         return "null" + self.after() if self.keyed else ""
 
 
@@ -186,7 +186,7 @@ class CallParser(reader.Reader):
         return True
 
     def _give_up(self) -> None:
-        """What is held is content."""
+        """Pass the held text on as content."""
         if self._held:
             self.say("".join(self._held))
             self._started = False

@@ -28,12 +28,12 @@ def _lines(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """How a parameter is written: `opener`, the key, `inner` markers, the value, `closer`."""
+    """The form in which a parameter is written: `opener`, the key, `inner` markers, the value, `closer`."""
 
     opener: str
     inner: tuple[str, ...]
     text_end: str
-    """What stands after the word that says whether the value is text; "" if there is no such word."""
+    """The marker after the word that says whether the value is text; "" if there is no such word."""
     closer: str
     on_lines: bool
     """The value stands on lines of its own."""
@@ -47,7 +47,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How a call is written: `opener`, the name, `middle`, the arguments as `body`, `closers`."""
+    """The form in which a call is written: `opener`, the name, `middle`, the arguments as `body`, `closers`."""
 
     opener: str
     middle: str
@@ -55,7 +55,7 @@ class Call:
     closers: tuple[str, ...]
     listed: bool
     name_ends: reader.Markers | None
-    """What may stand after the name; None if the name is in the body."""
+    """Markers one of which stands after the name; None if the name is in the body."""
 
     @classmethod
     def read(cls, text: str, parameter: Parameter | None) -> Call:
@@ -105,7 +105,7 @@ class ToolFormat:
 
     @property
     def openers(self) -> reader.Markers:
-        """What calls begin with: their section, or themselves."""
+        """The markers with which calls begin: that of their section, or their own."""
         own = () if self.section and not self.bare else (call.opener for call in self.call)
         return reader.markers(*filter(None, (self.section, *own)))
 
@@ -141,7 +141,7 @@ FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'
 _KEY = r"([\w.-]{1,256})"
 _QUOTES = reader.PYTHON_QUOTES + "<"
-"""What strings begin with."""
+"""The characters with which strings begin."""
 _ESCAPED = r"nrtbf\\" + reader.PYTHON_QUOTES
 _WORD = rf"[^\s,:={{}}\[\]\(){_QUOTES}]{{1,256}}"
 
@@ -221,7 +221,7 @@ class UsualCall:
 
 
 def _between(call: Call, own: ToolFormat) -> str:
-    """What may stand between two calls."""
+    """A pattern for the text between two calls."""
     if call.listed:
         return f"{_B},"
     section = f"{_B}{re.escape(own.section)}" if own.section else ""
@@ -233,7 +233,8 @@ def _between(call: Call, own: ToolFormat) -> str:
 
 
 def _written(parameter: Parameter, *, named: bool) -> str:
-    """A parameter, with groups for key, word (whether the value is text), value, and if `named` the key at its end."""
+    """A pattern of a parameter: its groups are the key, the word that says whether the value is text, the value, and if
+    `named` the key at its end."""
     end, line = parameter.closer, r"\n?" if parameter.on_lines else ""
     key_end, *inner = map(re.escape, parameter.inner)
     text = rf"(true|false){re.escape(parameter.text_end)}" if parameter.text_end else ""

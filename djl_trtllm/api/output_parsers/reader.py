@@ -1,4 +1,4 @@
-"""What a parser finds, and reading text that is still arriving, with the values of arguments in it.
+"""The events that parsers find, and the reader of text that is still arriving, with the values of arguments in it.
 
 How a text is cut into pieces does not change what a parser finds. Text that is not what it looked like is content:
 parsers do not raise, and only markup is left out.
@@ -106,7 +106,7 @@ PYTHON_QUOTES = "'\""
 
 
 def part_of_string(quote: str) -> re.Pattern[str]:
-    """What can be read of the inside of a Python string: up to its end, or to an escape sequence that may go on."""
+    """A pattern for the inside of a Python string, up to its end, or to an escape sequence that may go on."""
     other = rf"[^{quote}\\]*"
     return re.compile(f"{other}(?:{_SEQUENCE}{other})*", re.DOTALL)
 
@@ -184,7 +184,7 @@ def types_in(schema: Any, root: Any) -> frozenset[str]:
 
 
 def referred(reference: str, root: Any) -> Any:
-    """What `#/$defs/name` refers to, None if it is not in this schema."""
+    """The schema to which `#/$defs/name` refers, None if it is not in this one."""
     if not reference.startswith("#"):
         return None
     for name in reference.removeprefix("#").strip("/").split("/"):
@@ -280,7 +280,7 @@ class EndOfText(Exception):
 
 
 class NoMatch(Exception):
-    """What stands here cannot be what is being read."""
+    """The text that follows does not have the form that is being read."""
 
 
 class Markers:

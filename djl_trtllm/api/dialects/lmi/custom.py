@@ -56,7 +56,7 @@ class FormattedEncoder(ResponseEncoder):
     def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`. Raises GenerationError if the formatter raises."""
         if chunk.finished is not None and chunk.finished.error is not None:
-            tokens = self._inner.encode(OutputChunk(chunk.index, chunk.tokens, None))
+            tokens = self._inner.encode(msgspec.structs.replace(chunk, finished=None))
             return self._format(tokens) + self._inner.error(chunk.finished.error)
         return self._format(self._inner.encode(chunk))
 
@@ -383,8 +383,8 @@ def _payload(request_input: Any) -> dict[str, Any]:
         text = text[0]
     parameters = dict(parameters)
     payload = {"inputs": text, "stream": parameters.pop("stream", False), "parameters": parameters}
-    if isinstance(request_input.output_formatter, str):
-        parameters.setdefault("output_formatter", request_input.output_formatter)
+    if isinstance(formatter := getattr(request_input, "output_formatter", None), str):
+        parameters.setdefault("output_formatter", formatter)
     return payload
 
 

@@ -30,7 +30,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import base
+from djl_trtllm.api import base, texts
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import read_json
@@ -38,7 +38,8 @@ from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
-from djl_trtllm.api.pooling import TEXTS, VectorsEncoder, embeddings
+from djl_trtllm.api.pooling import TEXTS, VectorsEncoder, pooled
+from djl_trtllm.api.texts import Presentation
 from djl_trtllm.config import Options, Task
 from djl_trtllm.config.options.choices import UnknownParameters
 
@@ -56,42 +57,29 @@ class Body(NamedTuple):
     mark: str = ""
     task: Task = Task.GENERATE
 
-    def fits(self, payload: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
-        marked = not self.mark or self.mark in properties or self.mark in payload
-        return marked and payload.get(self.member) is not None
+    def is_marked(self, payload: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
+        return not self.mark or self.mark in properties or self.mark in payload
 
 
-class Bodies:
-    """The bodies that an address takes, by the task of the model and by member."""
+def find_body(
+    bodies: Sequence[Body], payload: Mapping[str, Any], properties: Mapping[str, str], task: Task
+) -> Body | None:
+    """The row that a payload to a model of this task fits, None if it has none of the members of any row.
 
-    def __init__(self, bodies: Sequence[Body]) -> None:
-        self._bodies = bodies
-        self._of_task: dict[Task, dict[str, list[Body]]] = {task: {} for task in Task}
-        for body in bodies:
-            self._of_task[body.task].setdefault(body.member, []).append(body)
-
-    def find(self, payload: Mapping[str, Any], properties: Mapping[str, str], task: Task) -> Body | None:
-        """The row of a payload to a model of a task, None if it has none of the members of any task.
-
-        Raises InvalidRequestError for several of them, and for members of other tasks alone.
-        """
-        own = self._of_task[task]
-        members = [member for member in own if payload.get(member) is not None]
-        rows = (row for member in members for row in own[member])
-        found = next((row for row in rows if row.fits(payload, properties)), None)
-        if found is None:
-            others = [body for body in self._bodies if body.task is not task and body.fits(payload, properties)]
-            if others:
-                named = " or ".join(f"'{member}'" for member in own)
-                raise errors.InvalidRequestError(
-                    f"the body has '{others[0].member}', and this model is for option.task={task}: expected {named}"
-                )
-        if len(members) > 1:
-            named = " and ".join(f"'{member}'" for member in members)
-            raise errors.InvalidRequestError(
-                f"the body has {named}: expected one of them, which are bodies of different APIs"
-            )
-        return found
+    Raises InvalidRequestError for several of them, and for members of other tasks alone.
+    """
+    given = [body for body in bodies if payload.get(body.member) is not None]
+    found = [body for body in given if body.task is task and body.is_marked(payload, properties)]
+    if given and not found:
+        named = " or ".join(dict.fromkeys(f"'{body.member}'" for body in bodies if body.task is task))
+        raise errors.InvalidRequestError(
+            f"the body has '{given[0].member}', and this model is for option.task={task}: expected {named}"
+        )
+    if len(members := list(dict.fromkeys([f"'{body.member}'" for body in found]))) > 1:
+        raise errors.InvalidRequestError(
+            f"the body has {' and '.join(members)}: expected one of them, which are bodies of different APIs"
+        )
+    return found[0] if found else None
 
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
@@ -104,20 +92,14 @@ INPUTS_PARAMETERS = Table(
     _LITELLM,
     shared.ADAPTER,
     shared.NOT_HONOURED,
-    (
-        Parameter(("max_new_tokens",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), kinds.number(0), "temperature"),
-        Parameter(("details",), kinds.BOOLEAN, "details"),
-        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
-        Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),
-    ),
+    texts.PARAMETERS,
+    (Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),),
     elsewhere=dict.fromkeys(("inputs", "stream", "messages"), "beside 'parameters', not in it"),
 )
 """`parameters` of `{"inputs", "parameters", "stream"}`."""
 
 BESIDE_FIELDS = Table(_FORMATTER, _LITELLM)
-"""What LMI adds to the bodies of other APIs that its paths take."""
+"""The members that LMI adds to bodies of other APIs, which its paths take too."""
 
 INPUTS_FIELDS = Table(
     shared.NOT_HONOURED,
@@ -153,7 +135,7 @@ PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
 ACCEPTED = "application/json or text/plain"
 _DEFAULT_NEW_TOKENS = 30
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
-"""What boto3 and others send if the caller sets no type."""
+"""The content types that boto3 and others send if the caller sets none."""
 
 
 def decode(body: bytes, content_type: str | None) -> Any:
@@ -216,7 +198,7 @@ def require_object(payload: Any) -> None:
 
 
 def choose_encoder(
-    name: str | None, presentation: responses.Presentation, *, several: bool = False, events: bool | None = None
+    name: str | None, presentation: Presentation, *, several: bool = False, events: bool | None = None
 ) -> base.ResponseEncoder:
     """The encoder for an `output_formatter` name. `several`: more than one sequence is generated, whatever `n` is.
 
@@ -257,11 +239,11 @@ def _requested_formatter(values: Mapping[str, Any], problems: Problems) -> str |
     return None
 
 
-FORMATTERS: dict[str, Callable[[responses.Presentation], base.ResponseEncoder]] = {
+FORMATTERS: dict[str, Callable[[Presentation], base.ResponseEncoder]] = {
     "json": responses.JsonEncoder,
     "jsonlines": lambda presentation: responses.JsonLinesEncoder(presentation, sse=False),
     "sse": lambda presentation: responses.JsonLinesEncoder(presentation, sse=True),
-    "none": responses.PlainTextEncoder,
+    "none": responses.plain_encoder,
 }
 """The encoder for each `output_formatter`."""
 
@@ -299,7 +281,7 @@ def _parse_inputs(
             "'stream' is true and 'n', 'best_of' or 'num_beams' above 1: which sequence is the best is known only at "
             "the end, expected 'stream' to be false"
         )
-    presentation = responses.Presentation(
+    presentation = Presentation(
         inputs=inputs,
         stream=stream,
         details=several or values.get("details", options.tgi_compat),
@@ -338,11 +320,26 @@ def _read_prompt(payload: dict[str, Any], problems: Problems) -> str:
     return ""
 
 
+_DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
+    errors.AuthenticationError: "UnauthorizedException",
+    errors.ForbiddenError: "ForbiddenException",
+    errors.UnknownModelError: "ResourceNotFoundException",
+    errors.UnknownPathError: "ResourceNotFoundException",
+    errors.MethodNotAllowedError: "MethodNotAllowedException",
+    errors.RequestTooLargeError: "RequestEntityTooLargeException",
+    errors.OverloadedError: "WlmCapacityException",
+    errors.TooManyRequestsError: "TooManyRequestsException",
+    errors.NotReadyError: "WlmException",
+    errors.RequestTimeoutError: "TranslateException",
+    errors.GenerationError: None,
+}
+"""The names of errors in DJL's front end. Errors with None, or without a row, have the handler's body."""
+
 _INVOCATIONS = "/endpoints/{endpoint}/invocations"
 _RESPONSE_STREAM = "/endpoints/{endpoint}/invocations-response-stream"
 _JSON = "application/json"
 _VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
-"""What SageMaker's runtime adds to the container's response."""
+"""The header that SageMaker's runtime adds to the container's response."""
 
 
 class Lmi(base.Dialect):
@@ -363,7 +360,7 @@ class Lmi(base.Dialect):
     )
 
     def __init__(self, bodies: tuple[Body, ...]) -> None:
-        self._bodies = Bodies(bodies)
+        self._bodies = bodies
         others = {body.path: body.dialect for body in bodies if body.dialect is not None}
         tables = (table for path, dialect in others.items() for table in dialect.tables[path])
         self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, VECTOR_FIELDS))
@@ -399,7 +396,7 @@ class Lmi(base.Dialect):
         require_object(payload)
         with _Prefixed():
             task = Task.GENERATE if model.options.task is Task.AUTO else model.options.task
-            body = self._bodies.find(payload, request.properties, task)
+            body = find_body(self._bodies, payload, request.properties, task)
         if task is Task.EMBED and body is not None and body.dialect is None:
             with _Prefixed():
                 call = _parse_texts(payload, model)
@@ -428,7 +425,7 @@ class Lmi(base.Dialect):
             return front_end_error(status, base.DEFECT, "InternalServerException")
         if isinstance(error, errors.UnknownModelError) and error.name is None:
             return front_end_error(400, str(error))
-        djl_type = base.nearest_row(responses.DJL_ERRORS, error)
+        djl_type = base.nearest_row(_DJL_ERRORS, error)
         if djl_type is None:
             return base.Reply.json({"error": str(error), "code": status}, status)
         fields: dict[str, object] = {}
@@ -450,8 +447,7 @@ class _Prefixed:
 def _parse_texts(payload: Mapping[str, Any], model: base.ModelContext) -> base.Call:
     problems = Problems.of(model.options)
     values = VECTOR_FIELDS.read(payload, problems, "field")
-    problems.raise_any()
-    requests = embeddings(values["texts"])
+    requests = pooled("embed", values.get("texts", ()), values, model, problems)
     encoder = VectorsEncoder(len(requests), single=type(payload["inputs"]) is str)
     return base.Call(requests, encoder, problems.headers)
 

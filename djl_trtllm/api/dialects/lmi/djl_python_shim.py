@@ -179,7 +179,7 @@ class ThreeValueSequence(Sequence):
 
 @dataclass
 class RequestInput:
-    """What an input formatter returns, and an output formatter finds as `request_output.input`."""
+    """The request that an input formatter returns, and that an output formatter finds as `request_output.input`."""
 
     request_id: int | None = None
     client_request_id: str | None = None
@@ -200,7 +200,7 @@ class TextInput(RequestInput):
 
 @dataclass
 class RequestOutput:
-    """What an output formatter gets."""
+    """The argument of an output formatter."""
 
     request_id: int
     input: RequestInput

@@ -16,44 +16,41 @@ from typing import Any
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import choices, content
+from djl_trtllm.api import content
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import Call, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
+from djl_trtllm.api.base import (
+    Call,
+    ModelContext,
+    ModelStatus,
+    RawRequest,
+    Render,
+    Reply,
+    only_model,
+)
 from djl_trtllm.api.chat import (
     TEMPLATE_KEYWORDS,
     THINKING,
     TOOLS,
     chat_request,
     fit_messages,
-    read_template,
+    prompt_text,
     read_tool_use,
     thinking_problem,
     token_ids,
     tools_problem,
 )
 from djl_trtllm.api.dialects.openai import responses
-from djl_trtllm.api.front_end import OPENAI_PREFIXES
+from djl_trtllm.api.families import OPENAI_PREFIXES, OpenAiLike
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object
 from djl_trtllm.config import Task
 from djl_trtllm.request import Sampling
 from djl_trtllm.version import __version__
 
-_NO_MEANING = tuple(
-    Parameter((name,), target=IGNORED)
-    for name in (
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-        "verbosity",
-    )
+_NO_MEANING = kinds.ignored(
+    *("metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("safety_identifier", "service_tier", "store", "user", "verbosity"),
 )
 """Fields for OpenAI's own service. They change nothing about the answer of a model that has no such settings."""
 
@@ -68,13 +65,9 @@ _COMMON = (
 )
 
 
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_TEXT = {"type": "string", "minLength": 1}
-_PROMPT = Kind(
-    "a text, a list of token ids, or a list of up to 64 of either",
-    lambda value: value,
-    {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1, "maxItems": 64}]},
-)
+_MOST_PROMPTS = 64
+"""The most prompts of one completion request."""
+_PROMPTS = kinds.TextsOrIds("prompt", _MOST_PROMPTS, empty=False)
 
 
 def _read_modalities(value: Any) -> None:
@@ -123,7 +116,7 @@ COMPLETION_FIELDS = Table(
     _COMMON,
     _NO_MEANING,
     (
-        Parameter(("prompt",), _PROMPT, IGNORED),
+        Parameter(("prompt",), _PROMPTS.kind, IGNORED),
         Parameter(
             ("max_tokens", "max_completion_tokens", "max_new_tokens"),
             kinds.integer(0, shared.MOST_TOKENS),
@@ -133,8 +126,7 @@ COMPLETION_FIELDS = Table(
         Parameter(("echo",), kinds.BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
         Parameter(("add_special_tokens",), neutral=(True,)),
-        Parameter(("parallel_tool_calls",), target=IGNORED),
-        Parameter(("reasoning_effort",), target=IGNORED),
+        *kinds.ignored("parallel_tool_calls", "reasoning_effort"),
     ),
     elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"} | _PARAMETERS,
     required=("prompt",),
@@ -166,10 +158,11 @@ TOKENIZE_FIELDS = Table(
 )
 """The body of `/tokenize`."""
 
+_ID_LIST = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 0}
 DETOKENIZE_FIELDS = Table(
     (
         Parameter(("model",), kinds.TEXT, IGNORED),
-        Parameter(("tokens",), Kind("a list of token ids", lambda value: value, _IDS | {"minItems": 0}), IGNORED),
+        Parameter(("tokens",), Kind("a list of token ids", lambda value: value, _ID_LIST), IGNORED),
     ),
     required=("tokens",),
 )
@@ -179,8 +172,6 @@ DETOKENIZE_FIELDS = Table(
 _NOT_IN_A_STREAM = "{} with 'stream': they come with the whole response; leave out 'stream'"
 _COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
-_MOST_PROMPTS = 64
-"""The most prompts of one completion request."""
 _MOST_SEQUENCES = 128
 """The most sequences of all prompts of one completion request."""
 
@@ -188,14 +179,14 @@ _MOST_SEQUENCES = 128
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    messages, images = fit_messages(content.read_messages(payload.get("messages"), problems), model, problems)
-    values = CHAT_FIELDS.read(payload, problems, "field")
+    fitted = fit_messages(content.read_messages(payload.get("messages"), problems), model, problems)
+    values = CHAT_FIELDS.read(payload, problems, "field") | fitted
     tools = read_tool_use(values, model, problems)
     if values.get("top_logprobs") and not values.get("logprobs"):
         problems.invalid.append("'top_logprobs' is given without 'logprobs': expected 'logprobs' to be true")
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
-    generation, parsing = chat_request(values, sampling, response.logprobs, messages, tools, model, images)
+    generation, parsing = chat_request(values, sampling, response.logprobs, tools, model)
     if not parsing.needed:
         plain = responses.ChatStreamEncoder(response) if response.stream else responses.ChatEncoder(response)
         return Call((generation,), plain, problems.headers)
@@ -206,7 +197,7 @@ def parse_chat(request: RawRequest, model: ModelContext) -> Call:
 def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    prompts = _read_prompts(payload.get("prompt"), model, problems)
+    prompts = _PROMPTS.read(payload, model.tokenizer.vocab_size, problems)
     values = COMPLETION_FIELDS.read(payload, problems, "field")
     values["default_new_tokens"] = _COMPLETION_TOKENS
     several = values.pop("logprobs", None)
@@ -241,13 +232,13 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
 
 @lru_cache(maxsize=1024)
 def fingerprint(*configuration: object) -> str:
-    """What `system_fingerprint` is of a model: the same where the same request gets the same answer."""
+    """The `system_fingerprint` of a model: it is the same where the same request gets the same answer."""
     return f"fp_{sha256(repr((__version__, *configuration)).encode()).hexdigest()[:10]}"
 
 
 def _read(
     values: dict[str, Any], model: ModelContext, problems: Problems, prefix: str, *, generations: int
-) -> tuple[Sampling, choices.Response]:
+) -> tuple[Sampling, responses.Response]:
     values.setdefault("do_sample", True)
     sampling = shared.read_sampling(values, problems)
     stream: bool = values.get("stream", False)
@@ -258,7 +249,7 @@ def _read(
     options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
     if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
-    response = choices.Response(
+    response = responses.Response(
         prefix,
         model.name,
         fingerprint(model.name, model.options.backend, model.options.dtype, model.options.revision),
@@ -275,29 +266,6 @@ def _read(
     return sampling, response
 
 
-def _read_prompts(prompt: Any, model: ModelContext, problems: Problems) -> list[str | list[int]]:
-    """One prompt or several, each as text or as token ids."""
-    expected = f"expected a text, a list of token ids, or a list of up to {_MOST_PROMPTS} of either"
-    prompts = [prompt] if type(prompt) is str or _is_ids(prompt) else prompt
-    if type(prompts) is not list or not 0 < len(prompts) <= _MOST_PROMPTS:
-        problems.invalid.append(f"'prompt' {found(prompt)}: {expected}")
-        return [""]
-    for item in prompts:
-        if not (type(item) is str or _is_ids(item)) or not item:
-            problems.invalid.append(f"'prompt' has {show(item)}: {expected}, none of them empty")
-            return [""]
-        if type(item) is list and not all(0 <= id_ < model.tokenizer.vocab_size for id_ in item):
-            problems.invalid.append(
-                f"'prompt' has token ids outside the vocabulary: expected 0 to {model.tokenizer.vocab_size - 1}"
-            )
-            return [""]
-    return prompts
-
-
-def _is_ids(value: Any) -> bool:
-    return type(value) is list and bool(value) and all(type(item) is int for item in value)
-
-
 _MOST_IDS = 2**20
 
 
@@ -310,21 +278,14 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
     values = TOKENIZE_FIELDS.read(payload, problems, "field")
     if ("messages" in payload) == ("prompt" in payload):
         problems.invalid.append("expected either 'prompt' or 'messages'")
-    messages = None
-    if "messages" in payload:
-        messages, _ = fit_messages(content.read_texts(payload["messages"], problems), model, problems)
+    if chat := "messages" in payload:
+        values |= fit_messages(content.read_texts(payload["messages"], problems), model, problems)
     problems.raise_any()
-    tokenizer = model.tokenizer
-    if messages is None:
-        text, special = values.get("prompt", ""), values.get("add_special_tokens", True)
-    else:
-        template = read_template(values) or {}
-        text = tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
-        special = values.get("add_special_tokens", False)
-    ids = token_ids(text, model, special=special)
+    text = prompt_text(values, model, render) if chat else values.get("prompt", "")
+    ids = token_ids(text, model, special=values.get("add_special_tokens", not chat))
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}
     if values.get("return_token_strs"):
-        reply["token_strs"] = [tokenizer.raw.id_to_token(id_) for id_ in ids]
+        reply["token_strs"] = [model.tokenizer.raw.id_to_token(id_) for id_ in ids]
     return Reply.json(reply)._replace(headers=problems.headers)
 
 
@@ -346,7 +307,7 @@ _COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in OPENAI_PREFIXES)
 _OPERATIONS = read_operations("openai.toml")
 
 
-class OpenAi(choices.OpenAiLike):
+class OpenAi(OpenAiLike):
     """Chat completions, completions and models, and vLLM's `/tokenize` and `/detokenize`."""
 
     title = "OpenAI chat and completions"
@@ -373,7 +334,7 @@ class OpenAi(choices.OpenAiLike):
     )
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
     aliases = frozenset({"dummy", "tgi"})
-    """What huggingface_hub's client and TGI's documents send where an address has one model."""
+    """The names that huggingface_hub's client and TGI's documents send where an address has one model."""
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""
@@ -405,7 +366,7 @@ def _listed(model: ModelStatus) -> dict[str, Any]:
 
 
 def parameters(refusals: Mapping[str, str], model: ModelContext) -> dict[str, str]:
-    """Why each parameter of chat and completions is refused, "" for one that has an effect; see `ModelStatus`."""
+    """The reasons why parameters of both bodies are refused, "" for one that has an effect; see `ModelStatus`."""
     chat, completions = (table.refused(refusals) for table in (CHAT_FIELDS, COMPLETION_FIELDS))
     if (problem := tools_problem(model)) is not None:
         chat["tools"] = problem

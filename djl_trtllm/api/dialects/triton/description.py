@@ -1,4 +1,4 @@
-"""What the server and its models are, as plain dictionaries with the names of KServe's JSON.
+"""Descriptions of the server and its models, as plain dictionaries with the names of KServe's JSON.
 
 Triton's models for TensorRT-LLM are `ensemble` and `tensorrt_llm_bls`, and the parts that they are made of. The one
 model of a server has all of these names beside its own; the parts take no requests.
@@ -30,6 +30,8 @@ EXTENSIONS = (
     "model_repository",
     "statistics",
 )
+_READY = {"state": "READY", "reason": ""}
+_NOT_READY = {"state": "UNAVAILABLE", "reason": "loading, recovering or failed: see GET /ping"}
 _FAILED = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
@@ -49,6 +51,22 @@ def check_takes_requests(name: str) -> None:
         )
 
 
+def page(kind: str, models: Sequence[ModelStatus], name: str | None) -> dict[str, Any]:
+    """The server's metadata, or statistics of `models`, or the metadata or configuration of the only one of them.
+
+    `name` is the model's in the request. Raises NotReadyError for a model that is not known yet.
+    """
+    if kind == "server":
+        return server_metadata()
+    if kind in ("stats", "all_statistics"):
+        return statistics(models, name)
+    (model,) = models
+    if model.context is None:
+        raise NotReadyError(f"model '{model.name}' is not ready", retry_after=10)
+    name = name or model.name
+    return model_config(name, model.context) if kind == "config" else model_metadata(name)
+
+
 def server_metadata() -> dict[str, Any]:
     return {"name": "djl-trtllm", "version": __version__, "extensions": list(EXTENSIONS)}
 
@@ -60,7 +78,7 @@ def model_metadata(name: str) -> dict[str, Any]:
         "name": name,
         "versions": [VERSION],
         "platform": ENSEMBLE,
-        "inputs": [_described(each) for each in inputs_of(name)],
+        "inputs": [_described(each) for each in _inputs_of(name)],
         "outputs": [_described(each) for each in OUTPUTS],
     }
 
@@ -74,7 +92,7 @@ def model_config(name: str, model: ModelContext) -> dict[str, Any]:
         "backend": "",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": model.options.max_rolling_batch_size,
-        "input": [_configured(each) | {"optional": each.optional} for each in inputs_of(name)],
+        "input": [_configured(each) | {"optional": each.optional} for each in _inputs_of(name)],
         "output": [_configured(each) for each in OUTPUTS],
         "model_transaction_policy": {"decoupled": is_decoupled(model)},
     }
@@ -85,7 +103,7 @@ def is_decoupled(model: ModelContext) -> bool:
     return model.options.decoupled is not False
 
 
-def inputs_of(name: str) -> tuple[InputSpec, ...]:
+def _inputs_of(name: str) -> tuple[InputSpec, ...]:
     return (*INPUTS, *BLS_INPUTS) if name == BLS else INPUTS
 
 
@@ -100,22 +118,11 @@ def statistics(models: Sequence[ModelStatus], name: str | None = None) -> dict[s
 def repository_index(models: Sequence[ModelStatus], *, ready_only: bool = False) -> list[dict[str, Any]]:
     """The models with their states; the only one under all of its names, as Triton lists the parts of an ensemble."""
     return [
-        {"name": name, "version": VERSION, "state": "READY" if model.ready else "UNAVAILABLE", "reason": _reason(model)}
+        {"name": name, "version": VERSION, **(_READY if model.ready else _NOT_READY)}
         for model in models
         if model.ready or not ready_only
         for name in sorted({model.name, *(NAMES if len(models) == 1 else ())})
     ]
-
-
-def require_context(model: ModelStatus) -> ModelContext:
-    """What is known of a model. Raises NotReadyError while there is nothing."""
-    if model.context is None:
-        raise NotReadyError(f"model '{model.name}' is not ready", retry_after=10)
-    return model.context
-
-
-def _reason(model: ModelStatus) -> str:
-    return "" if model.ready else "loading, recovering or failed: see GET /ping"
 
 
 def _described(each: InputSpec | OutputSpec) -> dict[str, Any]:

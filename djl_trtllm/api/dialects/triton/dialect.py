@@ -56,7 +56,7 @@ def read_body(request: base.RawRequest, limit: int) -> bytes:
 
 
 def read_object(data: bytes, what: str = "the body") -> dict[str, Any]:
-    """JSON that is an object. Raises InvalidRequestError."""
+    """Read JSON that has to be an object. Raises InvalidRequestError."""
     value = parse_json(data, what)
     if type(value) is not dict:
         raise errors.InvalidRequestError(f"{what} is {show(value)}: expected a JSON object")
@@ -92,7 +92,7 @@ def check_id(identifier: str) -> str:
 
 
 def accepted_encoding(request: base.RawRequest) -> str:
-    """How the client wants its response compressed: `gzip`, `deflate` or ""."""
+    """The compression that the client accepts for its response: `gzip`, `deflate` or ""."""
     wanted = [
         part.partition(";")[0].strip() for part in request.properties.get("accept-encoding", "").lower().split(",")
     ]
@@ -104,7 +104,7 @@ def compress(body: bytes, encoding: str) -> bytes:
 
 
 SEQUENCE_PARAMETERS = {"sequence_end": False, "sequence_id": 0, "sequence_start": False}
-"""What an ensemble adds to every response."""
+"""The parameters that an ensemble adds to every response."""
 
 _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
@@ -432,25 +432,13 @@ class Triton(base.Dialect):
 
     def page(self, request: base.RawRequest, models: Sequence[base.ModelStatus]) -> base.Reply:
         """Health is a status without a body, all else JSON."""
-        path = request.path
-        if path in description.REFUSED_PAGES:
-            raise errors.UnsupportedParameterError(description.REFUSED_PAGES[path])
-        if path == "/v2":
-            return base.Reply.json(description.server_metadata())
-        if path == "/v2/health/live":
-            return _health(True)
-        if path == "/v2/health/ready" or path.endswith("/ready"):
-            _check(request)
-            return _health(bool(models) and all(model.ready for model in models))
-        name = _check(request)
-        if path.endswith("/stats"):
-            return base.Reply.json(description.statistics(models, name))
-        (model,) = models
-        assert name is not None
-        context = description.require_context(model)
-        if path.endswith("/config"):
-            return base.Reply.json(description.model_config(name, context))
-        return base.Reply.json(description.model_metadata(name))
+        if request.path in description.REFUSED_PAGES:
+            raise errors.UnsupportedParameterError(description.REFUSED_PAGES[request.path])
+        kind, name = _PAGES[request.path], _check(request)
+        if request.path in self.health:
+            good = kind == "live" or (bool(models) and all(model.ready for model in models))
+            return base.Reply(200 if good else 400, "text/plain", b"")
+        return base.Reply.json(description.page(kind, models, name))
 
     def act(self, request: base.RawRequest, models: Sequence[base.ModelStatus]) -> base.Reply:
         """The index of the repository; with `ready` true, of the models that are ready."""
@@ -479,10 +467,6 @@ def _check(request: base.RawRequest) -> str | None:
     if name is not None:
         description.check_version(request.parameters.get("version"), name)
     return name
-
-
-def _health(good: bool) -> base.Reply:
-    return base.Reply(200 if good else 400, "text/plain", b"")
 
 
 TRITON = Triton()

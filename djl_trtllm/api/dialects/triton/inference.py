@@ -289,6 +289,9 @@ class _GenerateFields:
 GENERATE_FIELDS = _GenerateFields()
 
 
+_REQUIRED = {"text_input": "a text that is not empty", "max_tokens": "the number of tokens to generate"}
+
+
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """One prompt of a request, and what its response shows.
@@ -309,16 +312,15 @@ class InferenceRequest:
 def read_request(given: Mapping[str, Any], model: ModelContext, problems: Problems) -> InferenceRequest:
     """Read inputs and request parameters by name: a scalar as it is or in a list. Adds what is wrong to `problems`."""
     values = FIELDS.read(_unwrapped(given, problems), problems, "input")
-    prompt = values.get("prompt", "")
-    for name in ("text_input", "max_tokens"):
+    for name, expected in _REQUIRED.items():
         if given.get(name) in (None, ""):
-            problems.invalid.append(f"'{name}' is required: expected {_expected(name)}")
+            problems.invalid.append(f"'{name}' is required: expected {expected}")
     if values.get("beam_width", 1) > 1:
         values.setdefault("n", values["beam_width"])
     _read_guide(values, problems)
     sampling = read_sampling(values, problems)
     logprobs: bool = values.get("logprobs", False)
-    generation = generation_request(values, sampling, logprobs, prompt=prompt)
+    generation = generation_request({"prompt": "", **values}, sampling, logprobs)
     if "end_id" in values:
         generation = _ending_at(generation, values["end_id"], model)
     if values.get("stream") and model.options.decoupled is False:
@@ -336,14 +338,6 @@ def read_request(given: Mapping[str, Any], model: ModelContext, problems: Proble
         values.get("empty_final_response", False),
         values.get("binary_data_output", False),
     )
-
-
-def input_named(name: str) -> InputSpec | None:
-    return _BY_NAME.get(name)
-
-
-def _expected(name: str) -> str:
-    return "a text that is not empty" if name == "text_input" else "the number of tokens to generate"
 
 
 def _unwrapped(given: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
@@ -401,7 +395,7 @@ OUTPUTS = (
     OutputSpec("batch_index", "INT32", (1,)),
     OutputSpec("sequence_index", "INT32", (1,)),
 )
-"""What responses have. The indices are those of a response that is one of several."""
+"""The outputs of responses. A response has the indices if it is one of several."""
 
 ALWAYS = ("text_output", "cum_log_probs", "output_log_probs")
 """The outputs of a response to a request that names none."""
@@ -522,11 +516,12 @@ def read_batch(
 
 
 def check_input(name: Any, model: str, size: int) -> None:
-    """Check the name of an input before its values are unpacked: `size` is the number of their bytes or elements.
+    """Check the name of an input before its values, of `size` bytes or elements, are unpacked.
 
-    An input that is refused may be large. `model` is the name in the request. Raises InvalidRequestError.
+    An input that is refused anyway may be large, and is not unpacked to find that out. `model` is the name in the
+    request. Raises InvalidRequestError.
     """
-    described = input_named(name) if type(name) is str else None
+    described = _BY_NAME.get(name) if type(name) is str else None
     if described is None:
         near = FIELDS.similar(name) if type(name) is str else None
         hint = f", did you mean '{near}'?" if near in _BY_NAME else ""
@@ -548,9 +543,7 @@ def check_outputs(names: Sequence[Any], model: str) -> tuple[str, ...]:
 
 
 def _check_shape(tensor: Tensor, model: str) -> None:
-    described = input_named(tensor.name)
-    assert described is not None
-    expected, shape = (-1, *described.dims), tensor.shape
+    expected, shape = (-1, *_BY_NAME[tensor.name].dims), tensor.shape
     fits = len(shape) == len(expected) and all(
         wanted in (-1, size) for wanted, size in zip(expected, shape, strict=True)
     )
@@ -566,7 +559,7 @@ def _batch_size(tensors: list[Tensor]) -> int:
     sizes = {tensor.shape[0]: tensor.name for tensor in tensors}
     if len(sizes) > 1:
         shown = ", ".join(f"{size} in '{name}'" for size, name in sizes.items())
-        raise InvalidRequestError(f"input batch sizes differ: {shown}")
+        raise InvalidRequestError(f"input batch sizes differ: {shown}, expected one first dimension of all shapes")
     batch = next(iter(sizes), 1)
     if not 0 < batch <= _MOST_PROMPTS:
         raise InvalidRequestError(f"the batch size is {batch}: expected 1 to {_MOST_PROMPTS}")

@@ -158,7 +158,8 @@ class RpcEncoder(base.ResponseEncoder):
         self._frame = frame
         self._final = frame is Frame.DECOUPLED and empty_final
         self.head = ModelInferResponse(model_name=message.model_name, model_version=description.VERSION, id=message.id)
-        _set_parameters(self.head, SEQUENCE_PARAMETERS)
+        for name, value in SEQUENCE_PARAMETERS.items():
+            setattr(self.head.parameters[name], "bool_param" if type(value) is bool else "int64_param", value)
 
     def error(self, error: errors.RequestError) -> bytes:
         """The response that says in a stream why there is no other one."""
@@ -323,14 +324,6 @@ def _parameters(given: Any) -> dict[str, Any]:
     return found
 
 
-def _set_parameters(response: Any, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if type(value) is bool:
-            response.parameters[name].bool_param = value
-        else:
-            response.parameters[name].int64_param = value
-
-
 _STATUSES: dict[type[errors.RequestError], str] = {
     errors.RequestError: "INVALID_ARGUMENT",
     errors.UnknownAdapterError: "NOT_FOUND",
@@ -407,32 +400,26 @@ class TritonRpc(base.RpcService):
 
 
 def _described(method: str, request: Any, models: base.ModelLookup) -> dict[str, Any]:
-    """What a method answers that does not generate, as a dictionary of its message's fields."""
+    """The response of a method that does not generate, as a dictionary of its message's fields."""
     match method:
         case "ServerLive":
             return {"live": True}
         case "ServerReady":
             return {"ready": bool(models.all()) and all(model.ready for model in models.all())}
         case "ServerMetadata":
-            return description.server_metadata()
+            return description.page("server", (), None)
         case "RepositoryIndex":
             return {"models": description.repository_index(models.all(), ready_only=request.ready)}
         case "ModelStatistics" if not request.name:
-            return description.statistics(models.all())
+            return description.page("stats", models.all(), None)
         case "ModelReady":
             try:
                 return {"ready": _model(request, models).ready}
             except errors.UnknownModelError:
                 return {"ready": False}
-    model = _model(request, models)
-    if method == "ModelStatistics":
-        return description.statistics([model], request.name)
-    context, name = description.require_context(model), request.name or model.name
-    return (
-        {"config": description.model_config(name, context)}
-        if method == "ModelConfig"
-        else description.model_metadata(name)
-    )
+    kind = {"ModelStatistics": "stats", "ModelConfig": "config", "ModelMetadata": "metadata"}[method]
+    found = description.page(kind, [_model(request, models)], request.name or None)
+    return {"config": found} if kind == "config" else found
 
 
 def _model(request: Any, models: base.ModelLookup) -> base.ModelStatus:
