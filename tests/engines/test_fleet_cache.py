@@ -236,7 +236,7 @@ def test_a_store_that_is_asked_too_often_is_waited_for(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     method, part = call.split()
-    refused = iter(range(20))  # more than botocore repeats
+    refused = iter(range(20))  # botocore repeats less often
 
     def fault(request: Request) -> None:
         if request.method == method and request.key.endswith(part) and next(refused, None) is not None:
