@@ -91,6 +91,12 @@ class EngineBackend(ABC):
     tasks: frozenset[Task] = frozenset({Task.GENERATE})
     """The tasks of the models that this backend runs."""
 
+    has_gpus: bool = True
+    """Whether the engine runs on GPUs; one that never does needs none reserved, or supposed for a plan."""
+
+    batch_size: int = 0
+    """Sequences at the same time where the user has set no number; 0: the option's default."""
+
     automatic: tuple[str, ...] = ()
     """The values of `option.backend` that `auto` may become."""
 

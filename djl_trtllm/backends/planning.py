@@ -32,7 +32,7 @@ from djl_trtllm.engines.build import build_engine
 from djl_trtllm.engines.cache import UNFINISHED, EngineDir, Manifest, sweep
 from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.hardware import Gpu, Hardware
-from djl_trtllm.engines.plan import DRAFT_FOLDER, EnginePlan
+from djl_trtllm.engines.plan import DRAFT_FOLDER, EnginePlan, planned_sequences
 from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
 from djl_trtllm.model import Layout, inspect
 from djl_trtllm.model.pooling import find_task
@@ -96,6 +96,14 @@ def likely_backend(config: Config, hardware: Hardware) -> Backend:
         return asked
     usual = (backend.usual(hardware) for backend in backends())
     return next(backend for backend in usual if backend is not None)
+
+
+def batch_size(config: Config) -> int:
+    """Sequences at the same time, as far as the options say it; the files of a model may say another number."""
+    options, planned = config.options, planned_sequences(config)
+    if options.backend is Backend.AUTO or config.is_set("max_rolling_batch_size") or options.max_num_sequences:
+        return planned
+    return max(planned, backend_named(options.backend).batch_size)
 
 
 def served_as_built(config: Config, layout: Layout) -> Config:

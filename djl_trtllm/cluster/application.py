@@ -18,6 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from djl_trtllm.api.base import Reply
 from djl_trtllm.api.front_end import REQUEST_ID, front_end_error
+from djl_trtllm.backends.base import backend_named
+from djl_trtllm.backends.planning import batch_size
 from djl_trtllm.cluster import ray_names
 from djl_trtllm.cluster.ray_names import DIRECT, SEPARATE_THREAD
 from djl_trtllm.config import Backend, Options
@@ -31,6 +33,7 @@ from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.lifecycle import State
+from djl_trtllm.service.model import configuration
 
 if TYPE_CHECKING:
     from ray import serve
@@ -203,8 +206,8 @@ class AutoscaledReplica(Replica):
 
 _OPTION = "option."
 _WHAT = "the arguments of djl_trtllm.cluster:build"
-_BESIDES = 100
-"""Room in Serve's limit for requests that generate nothing, or are being refused."""
+_MOST_ONGOING = 100_000
+"""Serve's limits, beyond whatever batch and queue a server has: ours are those that refuse."""
 _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
 _HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 5.0, 10.0
@@ -217,7 +220,6 @@ _SLACK = 4
 """A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose."""
 _FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
-_WITHOUT_GPU = (Backend.OPENVINO, Backend.SCRIPTED)
 KEEPS_VISIBLE_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """The environment of a replica that reserves no GPU, and whose engine has its ranks on other nodes: Ray would hide the
 GPUs from it, and TensorRT-LLM gives its environment to all ranks."""
@@ -293,18 +295,17 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         return app
 
     kind = Replica if arguments.autoscale is None else AutoscaledReplica
-    # Serve's limit is beyond ours, so that ours are those that refuse.
-    limit = options.max_rolling_batch_size + options.job_queue_size + _BESIDES
+    batch = batch_size(configuration(arguments.model, os.environ, as_arguments(arguments.options)))
     deployment = ray_serve.deployment(
         ray_serve.ingress(application)(kind),
         name=arguments.name,
-        max_ongoing_requests=limit,
+        max_ongoing_requests=_MOST_ONGOING,
         graceful_shutdown_timeout_s=drain_seconds(options),
         health_check_period_s=_HEALTH_CHECK_SECONDS,
         health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
         max_constructor_retry_count=_STARTS,
         ray_actor_options=_resources(arguments, options),
-        **_number_of_replicas(arguments, options),
+        **_number_of_replicas(arguments, batch),
     )
     if not routed:
         return deployment.bind()
@@ -319,10 +320,10 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     router = ray_serve.deployment(
         ray_serve.ingress()(Router),
         name=router_name,
-        max_ongoing_requests=limit * arguments.most_replicas,
+        max_ongoing_requests=_MOST_ONGOING,
         logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica's log has each request
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ray_names.OF_ROUTERS}},
-    ).bind(replicas, max(1, options.max_rolling_batch_size // _SLACK))
+    ).bind(replicas, max(1, batch // _SLACK))
     return ray_names.with_router(replicas, router)
 
 
@@ -378,10 +379,9 @@ def reserved_gpus(options: Options) -> int:
 
     Raises ConfigError where the nodes of the cluster that this process is connected to cannot have them.
     """
-    if options.backend in _WITHOUT_GPU:
-        return 0
     of_nodes = _gpus_of_nodes()
-    if options.backend is Backend.AUTO and not any(of_nodes.values()):
+    on_gpus = any(of_nodes.values()) if options.backend is Backend.AUTO else backend_named(options.backend).has_gpus
+    if not on_gpus:
         return 0
     ranks = options.ranks
     if ranks is None:
@@ -426,12 +426,12 @@ def _require_room(ranks: int, of_nodes: Mapping[str, int], *, spanning: bool) ->
     )
 
 
-def _number_of_replicas(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
+def _number_of_replicas(arguments: ClusterArguments, batch: int) -> dict[str, Any]:
     if arguments.autoscale is None:
         return {"num_replicas": arguments.replicas}
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    scaling = Autoscaling.parse(arguments.autoscale, options.max_rolling_batch_size)
+    scaling = Autoscaling.parse(arguments.autoscale, batch)
     policy = AutoscalingPolicy(policy_function=QueueAndCachePolicy, policy_kwargs={"concurrency": scaling.concurrency})
     return {
         "autoscaling_config": AutoscalingConfig(

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
-from djl_trtllm.config import Options
+from djl_trtllm.config import Config
 from djl_trtllm.config.options import DeclaredOption, find, suggest
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.errors import DjlTrtllmError
@@ -167,15 +167,16 @@ def package(
         if "serving.properties" not in names and config.options.model_id is None:
             progress("note: there is no serving.properties; the model is served with the defaults and its own files")
         progress(f"{out}: {len(names)} files, {format_bytes(out.stat().st_size)}")
-        file = write_parameters(out, config.options, progress)
+        file = write_parameters(out, config, progress)
         progress(f"{file}: parameters of serving/sagemaker/endpoint.yaml")
 
 
-def write_parameters(archive: Path, options: Options, progress: Callable[[str], None]) -> Path:
+def write_parameters(archive: Path, config: Config, progress: Callable[[str], None]) -> Path:
     """Write what SageMaker's template has to know of an archive into `parameters_file`; return that.
 
     `aws cloudformation deploy --parameter-overrides` reads it. What else is in it stays. Raises ModelError.
     """
+    from djl_trtllm.backends.planning import batch_size
     from djl_trtllm.errors import ModelError
     from djl_trtllm.files import file_sha256
     from djl_trtllm.model.archive import parameters_file
@@ -192,10 +193,10 @@ def write_parameters(archive: Path, options: Options, progress: Callable[[str], 
     parameters: dict[str, str] = document["Parameters"]
     parameters |= {
         "ModelVersion": file_sha256(archive)[:16],
-        "TargetConcurrency": str(target_concurrency(options.max_rolling_batch_size)),
+        "TargetConcurrency": str(target_concurrency(batch_size(config))),
     }
-    if options.ranks is not None:
-        parameters["Accelerators"] = str(options.ranks)
+    if config.options.ranks is not None:
+        parameters["Accelerators"] = str(config.options.ranks)
     elif (former := parameters.pop("Accelerators", None)) is not None:
         progress(
             f"note: Accelerators={former} is no longer in {file}: option.tensor_parallel_degree=max does not say how "

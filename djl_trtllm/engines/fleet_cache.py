@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,14 @@ log = logging.getLogger(__name__)
 
 
 def _ask(method: str, address: S3Address, unless: tuple[int, ...], **arguments: Any) -> Any | None:
-    """The store's answer to a request for one object; None where its status is in `unless`. Raises DownloadError."""
+    """The store's answer to a request for one object; None where its status is in `unless`. Raises DownloadError.
+
+    A fleet that starts asks for the same objects at once, so a store that is asked too often is asked again.
+    """
     with s3.download_errors(address):
+        ask = partial(getattr(s3.client(), method), Bucket=address.bucket, Key=address.key, **arguments)
         try:
-            return getattr(s3.client(), method)(Bucket=address.bucket, Key=address.key, **arguments)
+            return s3.patiently(ask, time.monotonic() + s3.PATIENCE_SECONDS)
         except ClientError as error:
             if s3.status(error) in unless and error.response["Error"]["Code"] != "NoSuchBucket":
                 return None
@@ -419,7 +423,8 @@ def _remove(bucket: str, keys: list[str]) -> None:
     for at in range(0, len(keys), _MOST_REMOVED):
         objects = [{"Key": key} for key in keys[at : at + _MOST_REMOVED]]
         with s3.download_errors(f"s3://{bucket}"):
-            answer = s3.client().delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            ask = partial(s3.client().delete_objects, Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            answer = s3.patiently(ask, time.monotonic() + s3.PATIENCE_SECONDS)
         for error in answer.get("Errors", ()):
             raise DownloadError(f"s3://{bucket}/{error['Key']} was not removed: {error['Code']} ({error['Message']})")
 

@@ -69,15 +69,15 @@ def plan_startup(
     `arguments` are KEY=VALUE pairs that override all other sources, for the server and for every model of its start.
 
     `found` is the model in SageMaker's place or of a variable; it is served if neither the command line nor
-    SERVING_LOAD_MODELS has an address. A SageMaker multi-model endpoint starts without a model; SageMaker registers
-    models when requests need them.
+    SERVING_LOAD_MODELS has an address. Without it, a variable names the model where there is no store. A SageMaker
+    multi-model endpoint starts without a model; SageMaker registers models when requests need them.
     """
     multi_model = environ.get(MULTI_MODEL, "").lower() == "true"
     store = _store(environ, multi_model)
     if model is None and not multi_model:
         if addressed := _addressed(environ.get(_LOAD_MODELS, "")):
             return _at_addresses(addressed, environ, arguments, store)
-        model = found
+        model = found or (_named(environ) if store is None else None)
     if model is not None and not multi_model:
         return _single(model, environ, arguments, store)
     if store is None:
@@ -121,10 +121,14 @@ def _at_addresses(
     return options, [startup for _, startups, _ in plans for startup in startups], store
 
 
+def _named(environ: Mapping[str, str]) -> str | None:
+    return environ.get("HF_MODEL_ID") or environ.get("OPTION_MODEL_ID") or None
+
+
 def _opened(address: str, environ: Mapping[str, str]) -> str:
     """The model at the address. A folder without content may stand for the model that a variable names."""
     path = Path(unquote(urlsplit(address).path) if address.startswith("file:") else address)
-    named = environ.get("HF_MODEL_ID") or environ.get("OPTION_MODEL_ID")
+    named = _named(environ)
     if named and not is_remote(address) and not (path.exists() and (path.is_file() or any(path.iterdir()))):
         return named
     return str(path) if address.startswith("file:") else address

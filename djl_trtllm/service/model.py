@@ -17,7 +17,7 @@ from djl_trtllm.api.base import RequestParser
 from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends import planning
-from djl_trtllm.backends.base import this_machine
+from djl_trtllm.backends.base import backend_named, this_machine
 from djl_trtllm.backends.planning import compile_checkpoint
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Backend, Config, Options, Task, load, names_configuration
@@ -153,6 +153,16 @@ def open_source(
 
 def _without_suffix(archive: str) -> str:
     return next((archive.removesuffix(suffix) for suffix in ARCHIVE_SUFFIXES if archive.endswith(suffix)), archive)
+
+
+def configuration(model: str | None, environ: Mapping[str, str], arguments: Sequence[str]) -> Config:
+    """The configuration of a model as far as it is known here: what the environment says of one that is elsewhere.
+
+    Raises what `open_source` raises.
+    """
+    if model is None or is_remote(model):
+        return load(None, environ, arguments=arguments)
+    return open_source(Path(model), environ, arguments).config
 
 
 def open_remote(
@@ -510,7 +520,6 @@ def compile_with_neo(environ: Mapping[str, str], progress: Callable[[str], None]
 # -- previews ----------------------------------------------------------------------------------------------------------
 
 _HANDLERS = ("djl_trtllm.handler", "djl_trtllm.async_handler")
-_WITHOUT_GPU = ("auto", "openvino", "scripted")
 
 
 @dataclass(frozen=True)
@@ -614,7 +623,9 @@ def _planned(source: ModelSource, machine: _Machine, *, offline: bool = False) -
         if model_id is not None and _is_archive(model_id) and not offline:
             return _unopened(model_id, config, machine)
         # The user asks for a backend that needs GPUs, and none are here or named.
-        if machine.asked and not machine.hardware.gpus and config.options.backend.value not in _WITHOUT_GPU:
+        backend = config.options.backend
+        on_gpus = backend is not Backend.AUTO and backend_named(backend).has_gpus
+        if machine.asked and not machine.hardware.gpus and on_gpus:
             machine = replace(machine, gpus=(Gpu(),) * _ranks(config, layout_of(source)))
         config, layout, engine_plan = plan(source, machine.hardware, under_djl=_under_djl(config))
         # Where it is read in a moment and without code of the model, a tokenizer is refused as `serve` does it.

@@ -80,7 +80,7 @@ def test_arguments_and_limits_reach_the_deployment(model: str, monkeypatch: pyte
     made = deployment_of(monkeypatch, {"model": model, **given})
     assert (made["name"], made["num_replicas"]) == ("story", 3)
     # Ray's own limits are above those of the server.
-    assert made["max_ongoing_requests"] > 57
+    assert made["max_ongoing_requests"] > 10_000
     assert made["graceful_shutdown_timeout_s"] > 90
     actor = made["ray_actor_options"]
     assert (actor["num_gpus"], actor["num_cpus"]) == (2, 0.5)
@@ -172,6 +172,14 @@ def test_autoscaling_has_bounds_and_the_concurrency_of_the_batch(model: str, mon
     )
     assert "num_replicas" not in made
     assert hasattr(made["kind"], "record_autoscaling_stats")
+
+
+def test_the_concurrency_is_that_of_the_batch_which_the_engine_has_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "serving.properties").write_text("option.rolling_batch=vllm\n")
+    made = deployment_of(monkeypatch, {"model": str(tmp_path), "autoscale": "1:5"})
+    assert made["autoscaling_config"].policy.policy_kwargs == {"concurrency": 179}
 
 
 def test_a_model_that_is_not_there_is_reported_before_anything_is_deployed(tmp_path: Path) -> None:

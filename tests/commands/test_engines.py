@@ -128,6 +128,10 @@ def test_the_parameters_of_an_archive_are_those_of_its_directory(model: Path, tm
         archive.extractall(tmp_path / "unpacked", filter="data")
     options = load(tmp_path / "unpacked", {}).options
     assert found["TargetConcurrency"] == str(target_concurrency(options.max_rolling_batch_size))
+    vllm = "option.rolling_batch=vllm\n"
+    assert packed(model, out, "")["TargetConcurrency"] == "22"
+    assert packed(model, out, vllm)["TargetConcurrency"] == "179", "its batch is 256 by default"
+    assert packed(model, out, f"{vllm}option.max_num_seqs=16\n")["TargetConcurrency"] == "11"
 
 
 def test_the_version_of_an_archive_follows_from_its_files(model: Path) -> None:

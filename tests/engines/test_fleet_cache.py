@@ -18,7 +18,7 @@ from djl_trtllm.errors import BuildError, DownloadError, EngineError
 from djl_trtllm.model.remote.s3 import S3Address
 from tests.engines.helpers import KEY, Builder, started
 from tests.support.processes import wait_until
-from tests.support.s3 import BUCKET, Fault, Request, Store, keys, moto_server, variables
+from tests.support.s3 import BUCKET, Fault, Request, Store, fast_retries, keys, moto_server, variables
 
 QUICK = 0.04
 """Seconds of a lease that is renewed at once; by the store's clock, which stands still, it does not expire."""
@@ -229,6 +229,25 @@ def test_the_second_machine_fetches_what_the_first_compiled(store: Store, tmp_pa
     del store.objects[ENTRY]  # files without their entry do not count
     provide(tmp_path / "c", build)
     assert whole(tmp_path / "c") and build.calls == 2
+
+
+@pytest.mark.parametrize("call", ["GET .json", "PUT .lease", "PUT model.bin", "PUT .json", "DELETE .lease"])
+def test_a_store_that_is_asked_too_often_is_waited_for(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    method, part = call.split()
+    refused = iter(range(20))  # botocore repeats less often
+
+    def fault(request: Request) -> None:
+        if request.method == method and request.key.endswith(part) and next(refused, None) is not None:
+            raise Fault(503, "SlowDown")
+
+    store.fault = fault
+    monkeypatch.setattr("random.uniform", lambda least, most: 0.0)
+    with fast_retries(monkeypatch):
+        lines = provide(tmp_path / "a", Builder())
+    assert not [line for line in lines if not line.startswith("uploading to")]
+    assert next(refused, None) is None and LEASE not in store.objects and ENTRY in store.objects
 
 
 # -- waiting for another machine -----------------------------------------------------------------------------------

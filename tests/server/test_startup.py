@@ -288,7 +288,7 @@ async def test_options_win_over_the_models_file_and_the_environment(
     monkeypatch.setenv("SERVING_MAX_REQUEST_SIZE", "200")
     app = create_app(model, {"model_name": "blue", "max_request_size": 300}, wait_until_ready=True)
     async with lifespan(app):
-        assert list((await Client(app).get("/ping")).json) == ["blue"]
+        assert list((await Client(app).get("/ping")).json) == ["acme_blue"]
         assert (await Client(app).post("/invocations", b" " * 301)).status == 413
         assert (await Client(app).post("/invocations", b" " * 300)).status != 413
 
@@ -303,5 +303,9 @@ def test_the_environment_names_the_model_if_the_program_does_not(
 ) -> None:
     with pytest.raises(DjlTrtllmError, match="no model given"):
         create_app()
+    monkeypatch.setenv("OPTION_MODEL_ID", "acme/blue")
+    assert list(create_app().registry.models) == ["acme_blue"]
+    monkeypatch.setenv("HF_MODEL_ID", "acme/green")
+    assert list(create_app().registry.models) == ["acme_green"]
     monkeypatch.setenv("SERVING_LOAD_MODELS", f"red={scripted_model(tmp_path / 'story')}")
     assert list(create_app().registry.models) == ["red"]

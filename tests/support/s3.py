@@ -480,3 +480,13 @@ def store(s3: tuple[Store, str], monkeypatch: pytest.MonkeyPatch) -> Store:
     for name, value in variables(endpoint).items():
         monkeypatch.setenv(name, value)
     return store
+
+
+@contextlib.contextmanager
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """botocore repeats at once."""
+    from botocore.retries.standard import ExponentialBackoff
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExponentialBackoff, "delay_amount", lambda self, context: 0.0)
+        yield

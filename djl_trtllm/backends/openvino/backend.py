@@ -243,6 +243,7 @@ class OpenVinoBackend(EngineBackend):
     effects: Mapping[str, Effects] = MappingProxyType({Backend.OPENVINO.value: EFFECTS})
     automatic = (Backend.OPENVINO.value,)
     tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
+    has_gpus = False
 
     def inspect(self, hardware: Hardware) -> Hardware:
         return replace(hardware, openvino=find_spec("openvino_genai") is not None)

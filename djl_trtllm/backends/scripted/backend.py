@@ -59,6 +59,7 @@ class ScriptedBackend(EngineBackend):
     """See `EngineBackend`."""
 
     tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
+    has_gpus = False
     effects: Mapping[str, Effects] = MappingProxyType({Backend.SCRIPTED.value: _EFFECTS})
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:

@@ -47,7 +47,8 @@ _LIBRARIES: dict[GuidedDecoding | None, str] = {GuidedDecoding.LLGUIDANCE: "guid
 _OPTIONS = options_of(EFFECTS, {Target(OWNER, argument): option for argument, option in _DERIVED.items()})
 _COUNTS_DRAFTS = "per_request_spec_decode_metrics"
 """The argument by which vLLM counts what drafts propose for each request."""
-_SEQUENCES = 256
+SEQUENCES = 256
+"""Sequences at the same time where the user has set no number: LMI's default with vLLM."""
 _POOLED_TOKENS = 2048
 """Tokens of texts in an iteration, unless the user says another number."""
 _FITTED = -1
@@ -69,7 +70,7 @@ def with_own_defaults(config: Config, layout: Layout) -> Config:
     if config.options.max_seq_len is not None:
         config = config.replace(Origin.derived("option.max_seq_len, less one token"), **room)
     if not config.is_set("max_rolling_batch_size") and options.max_num_sequences is None:
-        most = max(_SEQUENCES, options.max_rolling_batch_size)
+        most = max(SEQUENCES, options.max_rolling_batch_size)
         config = config.replace(Origin.derived("LMI's default with vLLM"), max_rolling_batch_size=most)
     if config.is_set("enable_chunked_prefill"):
         return config

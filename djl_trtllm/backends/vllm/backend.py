@@ -18,6 +18,7 @@ from djl_trtllm.backends.installed import is_of_transformers
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.vllm.arguments import (
     EFFECTS,
+    SEQUENCES,
     engine_arguments,
     pooling_arguments,
     settable,
@@ -60,6 +61,7 @@ class VllmBackend(EngineBackend):
     effects: Mapping[str, Effects] = MappingProxyType({Backend.VLLM.value: EFFECTS})
     automatic = (Backend.VLLM.value,)
     tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
+    batch_size = SEQUENCES
 
     def inspect(self, hardware: Hardware) -> Hardware:
         found = installed_version()

@@ -7,9 +7,11 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -637,16 +639,18 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[
         ProgressMeter(f"uploading to {address}", total, progress) as meter,
         S3Transfer(manager=create_transfer_manager(s3.client(), settings)) as transfer,
     ):
-        for path, key in files.items():
+
+        def send(path: Path, key: str) -> None:
             try:
                 transfer.upload_file(str(path), address.bucket, key, callback=meter.add)
             except S3UploadFailedError as error:
                 # boto3 raises this one while it handles the store's response, which says more.
-                cause = error.__context__
-                if cause is None:
-                    raise DownloadError(f"{address}: {error}") from error
+                cause = error.__context__ or DownloadError(f"{address}: {error}")
                 if not _was_completed(cause, address.bucket, key, path):
                     raise cause from None
+
+        for path, key in files.items():
+            s3.patiently(partial(send, path, key), time.monotonic() + PATIENCE_SECONDS)
 
 
 def _was_completed(error: BaseException, bucket: str, key: str, path: Path) -> bool:

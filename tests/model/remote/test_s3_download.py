@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,7 +25,7 @@ from djl_trtllm.model.remote import s3_download
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, download, list_objects, reading
 from tests.support.processes import wait_until
-from tests.support.s3 import Fault, Request, Store
+from tests.support.s3 import Fault, Request, Store, fast_retries
 from tests.support.tables import by_table
 
 ADDRESS = S3Address.parse("s3://models/team/story")
@@ -56,16 +56,6 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fetch(tmp_path: Path, address: S3Address = ADDRESS) -> Path:
     return download(address, tmp_path / "downloads", lambda line: None)
-
-
-@contextmanager
-def fast_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """botocore repeats at once."""
-    from botocore.retries.standard import ExponentialBackoff
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ExponentialBackoff, "delay_amount", lambda self, context: 0.0)
-        yield
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -238,9 +228,9 @@ def test_a_listing_asks_for_the_prefix_with_its_slash_and_only_then_for_the_obje
 
 def test_a_prefix_of_many_pages_is_listed_whole(store: Store) -> None:
     store.put("many/0.json", b"{}")
-    for number in range(1, 2_500):
+    for number in range(1, 10_000):
         store.objects[f"many/{number}.json"] = store.objects["many/0.json"]
-    assert len(list_objects(S3Address.parse("s3://models/many"))) == 2_500
+    assert len(list_objects(S3Address.parse("s3://models/many"))) == 10_000
 
 
 @pytest.mark.parametrize("method", ["LIST", "HEAD", "GET"])
