@@ -76,7 +76,8 @@ class Sandbox:
         # Only the mutated module is to be compiled each time.
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         self._runner = subprocess.Popen(
-            [*NAMESPACE, sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
+            # As a module: as a script it would find this folder's `vllm` where a test imports vLLM.
+            [*NAMESPACE, sys.executable, "-m", "tools.mutation_runner"],
             cwd=self.directory,
             env=environ,
             stdin=subprocess.PIPE,
