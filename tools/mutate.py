@@ -3,12 +3,14 @@
     python -m tools.mutate                             a sample of 400 mutants of the whole package, with a table
     python -m tools.mutate batching config --sample 50 a sample of two packages together
     python -m tools.mutate service/lifecycle.py --all  every mutant of a module
+    python -m tools.mutate --jobs 16 --within 9        as many as are tried in nine minutes
 
 A package's own tests are those of `tests/PACKAGE/` that are not marked slow (`tests/test_*.py` for the modules that
 stand in no package). They run once with the lines that each test runs; then a mutant gets the tests that run its line,
-the fastest first. It is killed when one fails or takes too long. What survives is printed: a test is missing there, or
-the line is not needed, or the mutant is equivalent. Equivalent mutants stand in `equivalent_mutants.yaml`, each with
-its reason. The sample follows from --seed, and hypothesis' examples are the same for each mutant.
+the fastest first. It is killed when one fails or takes too long. Tests that fail without a mutant are named, and kill
+none. What survives is printed: a test is missing there, or the line is not needed, or the mutant is equivalent.
+Equivalent mutants stand in `equivalent_mutants.yaml`, each with its reason. The sample follows from --seed, and
+hypothesis' examples are the same for each mutant.
 
 The tests run in a copy of the repository and in process and mount namespaces of their own (Linux, with util-linux),
 where /opt is read-only, each mutant in a process forked from one that has the libraries loaded.
@@ -19,12 +21,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -72,7 +76,8 @@ class Sandbox:
         # Only the mutated module is to be compiled each time.
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         self._runner = subprocess.Popen(
-            [*NAMESPACE, sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
+            # As a module: as a script it would find this folder's `vllm` where a test imports vLLM.
+            [*NAMESPACE, sys.executable, "-m", "tools.mutation_runner"],
             cwd=self.directory,
             env=environ,
             stdin=subprocess.PIPE,
@@ -151,24 +156,27 @@ class Suite:
 
     @classmethod
     def measured(cls, package: str, sandbox: Sandbox) -> Suite:
-        """Run the tests of a package without a mutant. Exits if one fails."""
+        """Run the tests of a package without a mutant. Those that fail are left out. Exits if they do not end."""
         tests = tests_of(package)
         if not tests:
             return cls()
         report = sandbox.directory / "report.json"
-        passed = sandbox.passes(tests, _LONGEST_SECONDS, report)
+        sandbox.passes(tests, _LONGEST_SECONDS, report)
         if not report.exists():
             raise SystemExit(f"{' '.join(tests)} did not end")
         found = json.loads(report.read_text(encoding="utf-8"))
         report.unlink()
-        if not passed:
-            raise SystemExit(f"tests fail without a change: {' '.join(found['failed'])}")
-        names = list(found["seconds"])
+        names, failed = list(found["seconds"]), set(found["failed"])
+        if failed:
+            print(f"left out, as they fail without a change: {' '.join(sorted(failed))}", file=sys.stderr)
         modules = {
-            module: {int(line): [names[number] for number in numbers] for line, numbers in lines.items()}
+            module: {
+                int(line): [names[number] for number in numbers if names[number] not in failed]
+                for line, numbers in lines.items()
+            }
             for module, lines in found["modules"].items()
         }
-        return cls(found["seconds"], modules)
+        return cls({test: seconds for test, seconds in found["seconds"].items() if test not in failed}, modules)
 
     def of(self, module: str, line: int) -> list[str]:
         """Return the tests of a line, the fastest first: those that run it, or its module if only imports run it.
@@ -194,6 +202,12 @@ class Score:
         """The killed ones of those that are not equivalent."""
         counted = self.tried - self.equivalent
         return 100.0 * self.killed / counted if counted else 100.0
+
+    def count(self, outcome: str | None) -> None:
+        """Add the outcome of a mutant: see `fate`."""
+        self.tried += outcome is not None
+        self.killed += outcome == "killed"
+        self.equivalent += outcome == "equivalent"
 
 
 def modules(patterns: list[str]) -> list[str]:
@@ -223,21 +237,34 @@ def chosen(names: list[str], sample: int | None, seed: int) -> list[tuple[str, M
     return picked
 
 
-def survives(name: str, mutant: Mutant, suites: dict[str, Suite], pool: Queue[Sandbox]) -> bool:
-    """Return whether all tests of a mutant's line pass with it."""
+def fate(
+    name: str, mutant: Mutant, suites: dict[str, Suite], pool: Queue[Sandbox], deadline: float = math.inf
+) -> str | None:
+    """Return "equivalent"; "survived" if all tests of a mutant's line pass with it, else "killed".
+
+    None after the deadline, a time of `time.monotonic`, at which the tests are ended.
+    """
+    if mutant.name in equivalents(name):
+        return "equivalent"
     source = (ROOT / PACKAGE / name).read_text()
     changed = mutant.applied(source)
     suite = suites[package_of(name)]
     tests = suite.of(name, mutant.line)
     if changed is None or not tests:
-        return True
+        return "survived"
     seconds = min(_LONGEST_SECONDS, sum(suite.seconds[test] for test in tests) * _PATIENCE + _GRACE_SECONDS)
     with taken(pool) as sandbox:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return None
         try:
             sandbox.write(name, changed)
-            return sandbox.passes(tests, seconds)
+            passed = sandbox.passes(tests, min(seconds, remaining))
         finally:
             sandbox.write(name, source)
+    if time.monotonic() >= deadline:
+        return None
+    return "survived" if passed else "killed"
 
 
 def table_of(scores: list[Score], title: str) -> Table:
@@ -267,10 +294,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
     parser.add_argument("--all", action="store_true", help="all mutants")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="tests that run at once (default: 2)")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="MINUTES", help="count what is tried by then")
     parser.add_argument("--list", action="store_true", help="print the mutants and do not try them")
     parser.add_argument("--at-least", type=float, default=0.0, metavar="PERCENT", help="exit with 1 below this score")
     parser.add_argument("--each", type=float, default=0.0, metavar="PERCENT", help="exit with 1 if a package is below")
     arguments = parser.parse_args()
+    deadline = time.monotonic() + 60 * arguments.within
     names = modules(arguments.modules or [""])
     console = Console()
     picked = chosen(names, None if arguments.all else arguments.sample, arguments.seed)
@@ -289,21 +318,14 @@ def main() -> None:
 
         used = sorted({package_of(name) for name, _ in picked})
         suites = dict(zip(used, threads.map(measure, used), strict=True))
-        remaining = []
-        for name, mutant in picked:
-            score = scores[package_of(name)]
-            score.tried += 1
-            if mutant.name in equivalents(name):
-                score.equivalent += 1
-            else:
-                remaining.append((name, mutant))
-        outcomes = threads.map(lambda one: survives(one[0], one[1], suites, pool), remaining)
-        for (name, mutant), survived in zip(remaining, outcomes, strict=True):
-            if survived:
+        outcomes = threads.map(lambda one: fate(one[0], one[1], suites, pool, deadline), picked)
+        for (name, mutant), outcome in zip(picked, outcomes, strict=True):
+            scores[package_of(name)].count(outcome)
+            if outcome == "survived":
                 console.print(f"survived: {name}:{mutant.line} [{mutant.name}]", markup=False, soft_wrap=True)
-            else:
-                scores[package_of(name)].killed += 1
     total = Score("all", *(sum(getattr(one, what) for one in scores.values()) for what in _COUNTS))
+    if total.tried < len(picked):
+        console.print(f"{len(picked) - total.tried} of {len(picked)} mutants were not tried in time")
     where = f"{datetime.date.today()}, commit {commit()}, seed {arguments.seed}"
     console.print(table_of([*scores.values(), total], f"Mutants killed by each package's own tests ({where})"))
     if total.percent < arguments.at_least:

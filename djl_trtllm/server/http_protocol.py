@@ -322,7 +322,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _scope(self) -> Scope:
         url = self._url
-        raw_path, path, query = (_address if len(url) <= _LONGEST_KEPT else _address.__wrapped__)(url)
+        path, query = (_address if len(url) <= _LONGEST_KEPT else _address.__wrapped__)(url)
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -330,7 +330,6 @@ class HttpProtocol(asyncio.Protocol):
             "method": self._parser.get_method().decode("ascii"),
             "root_path": "",
             "path": path,
-            "raw_path": raw_path,
             "query_string": query,
             "headers": self._headers,
             **self._addresses,
@@ -544,10 +543,10 @@ def _head(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _address(url: bytes) -> tuple[bytes, str, bytes]:
-    """The path of an address as it came, and decoded, and the query: most requests have the address of others."""
+def _address(url: bytes) -> tuple[str, bytes]:
+    """The decoded path of an address, and the query: most requests have the address of others."""
     address = httptools.parse_url(url)
-    return address.path, unquote(address.path.decode("ascii")), address.query or b""
+    return unquote(address.path.decode("ascii")), address.query or b""
 
 
 @lru_cache(maxsize=1024)

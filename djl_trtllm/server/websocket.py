@@ -431,7 +431,6 @@ class _Socket:
             "scheme": "http",
             "method": "POST",
             "path": _REQUEST_PATH,
-            "raw_path": _REQUEST_PATH.encode(),
             "headers": [(name, value) for name, value in self.scope["headers"] if name != b"content-length"],
             "extensions": {},
             CONNECTION: self,

@@ -84,10 +84,10 @@ def test_a_draft_for_the_cpu_is_compiled_by_itself_and_takes_part_of_the_memory(
     assert alone.cache_key != itself.cache_key
     assert alone.kv_cache is not None and both.kv_cache is not None
     assert both.kv_cache.block_bytes == 2 * (alone.kv_cache.block_bytes or 0)
-    loaded = both.at(checkpoint)
+    loaded = replace(both, draft=both.draft.at(draft)).at(checkpoint)
     assert isinstance(loaded, OpenVinoPlan)
     options = loaded.executor_options()
-    assert options["draft_tokens"] == 3 and not options["enable_prefix_caching"]
+    assert (options["draft_tokens"], options["draft_dir"]) == (3, str(draft)) and not options["enable_prefix_caching"]
     # A step reads a whole prompt, and verifies three tokens of each sequence.
     assert options["max_num_batched_tokens"] == alone.max_seq_len + 4 * alone.max_sequences
 

@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from djl_trtllm.executor.gated import GatedExecutor
 from djl_trtllm.executor.images import AsyncImageGate, ImageGate
-from djl_trtllm.executor.protocol import Submit
-from djl_trtllm.request import Sampling
+from djl_trtllm.executor.protocol import Step, Submit
+from djl_trtllm.request import FinishReason, Image, Sampling
 
 
 class Reading:
@@ -109,6 +111,42 @@ def test_a_gate_that_is_closed_lets_nothing_through() -> None:
         assert (reading.submitted, reading.failed, len(reading.gate), errors) == ([], [], 0, [])
 
     asyncio.run(body())
+
+
+class Gated(GatedExecutor):
+    """An executor whose requests end when they are started."""
+
+    def __init__(self, read: Callable[[Submit], Any]) -> None:
+        super().__init__()
+        self.open_images(read)
+
+    @property
+    def busy(self) -> bool:
+        return self.holds or self.news.has_news
+
+    def step(self) -> Step:
+        self.advance(60)
+        news, self.news = self.news, Step()
+        return news
+
+    def start(self, request: Submit, images: Any = None) -> None:
+        self.news.end(request.request_id, FinishReason.STOP)
+
+    def fail(self, request: Submit, error: Exception) -> None:
+        self.news.end(request.request_id, FinishReason.ERROR)
+
+
+def test_an_executor_waits_for_images_and_ends_a_request_that_is_cancelled_before_they_are_read() -> None:
+    reading = Reading()
+    executor = Gated(reading.read)
+    for request_id, images in ((1, (Image(b"", 1, 1, 1),)), (2, (Image(b"", 1, 1, 1),)), (3, ())):
+        executor.submit(Submit(request_id, [1], Sampling(1), images=images))
+    assert [executor.cancel_held(request_id) for request_id in (2, 2, 3)] == [True, False, False]
+    assert [end.finish for end in executor.news.ends] == [FinishReason.STOP, FinishReason.CANCELLED]
+    reading.go_on.set()
+    assert [end.request_id for end in executor.step().ends] == [3, 2, 1]
+    assert not executor.busy
+    executor.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -96,7 +96,8 @@ def test_waiting_for_messages_and_for_the_rest_of_one(
     ends.server.connection.sendall(sent[:at_first])
     later = threading.Timer(0.05, ends.server.connection.sendall, [sent[at_first:]])
     later.start()
-    assert list(ends.channel.receive(block=block, rest=rest)) == messages[:got]
+    asked = {"block": block} | ({"rest": True} if rest else {})
+    assert list(ends.channel.receive(**asked)) == messages[:got]
     later.join()
 
 

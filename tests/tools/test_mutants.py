@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
+from queue import Queue
+from typing import cast
 
 import pytest
 
 from tests.support.tables import by_rows, by_table
 from tools.mutants import EQUIVALENTS, equivalents, mutants_of
-from tools.mutate import NAMESPACE, PACKAGE, ROOT, Suite, chosen, modules, package_of
+from tools.mutate import NAMESPACE, PACKAGE, ROOT, Sandbox, Score, Suite, chosen, fate, modules, package_of
 
 
 def changes(source: str) -> set[str]:
@@ -91,6 +95,38 @@ def test_a_line_gets_the_tests_that_run_it_the_fastest_first() -> None:
     assert suite.of("x.py", 2) == ["b", "a"]
     assert suite.of("x.py", 1) == ["b", "a"]  # only imports run it
     assert suite.of("y.py", 1) == ["b", "a", "c"]  # no test runs it in its own process
+
+
+class Played:
+    """A sandbox whose tests a and b run one line, and a fails without a mutant."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def passes(self, tests: list[str], seconds: float, report: Path) -> bool:
+        """Write the report of what the tests ran."""
+        found = {"seconds": {"a": 1.0, "b": 2.0}, "failed": ["a"], "modules": {"x.py": {"1": [0, 1]}}}
+        report.write_text(json.dumps(found))
+        return False
+
+
+def test_a_test_that_fails_without_a_mutant_is_named_and_kills_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = Suite.measured("batching", cast(Sandbox, Played(tmp_path)))
+    assert (suite.of("x.py", 1), suite.of("y.py", 1)) == (["b"], ["b"])
+    assert capsys.readouterr().err.split()[-1] == "a"
+
+
+def test_what_was_not_tried_in_time_is_not_counted() -> None:
+    name = "batching/queue.py"
+    pool: Queue[Sandbox] = Queue()
+    pool.put(cast(Sandbox, None))
+    score = Score("batching")
+    for mutant in mutants_of((ROOT / PACKAGE / name).read_text()):
+        score.count(fate(name, mutant, {"batching": Suite({"a": 1.0})}, pool, deadline=0.0))
+    known = len(equivalents(name))
+    assert (score.tried, score.equivalent, score.killed) == (known, known, 0)
 
 
 def test_a_sample_follows_from_its_seed() -> None:

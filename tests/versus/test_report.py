@@ -12,7 +12,8 @@ from djl_trtllm.bench.client import Target
 from djl_trtllm.bench.figures import Figures
 from djl_trtllm.bench.session import Load, Plan
 from djl_trtllm.quality.figures import Continuation, Position
-from djl_trtllm.sizing.machines import instance_named
+from djl_trtllm.sizing.machines import PRICES, instance_named
+from djl_trtllm.version import __version__
 from djl_trtllm.versus.engines import Engine, Memory
 from djl_trtllm.versus.rounds import Measured, Versus, round_of
 
@@ -109,10 +110,43 @@ def test_answers_are_compared_with_those_of_the_first_engine() -> None:
 
 def test_json_is_whole_and_the_picture_has_all_engines() -> None:
     found = versus(measured("aa", (1, 2), words="x"), measured("bb", (1, 3), words="x"))
-    found.differing = {"option.x": ["1", "y" * 100]}
+    found.differing, found.limits, found.warnings = {"option.x": ["1", "y" * 100]}, {"max_input_len": 7}, ["a warning"]
+    found.instance = PRICED
     written = json.loads(json.dumps(found.as_json(), allow_nan=False))
-    assert written["configuration"] == {"option.x": {"aa": "1", "bb": "y" * 100}}
-    assert [len(engine["rounds"]) for engine in written["engines"]] == [1, 1]
+    engines = written.pop("engines")
+    assert written == {
+        "version": __version__,
+        "model": "story",
+        "api": "chat",
+        "dataset": "synthetic",
+        "prompt_tokens": 128,
+        "output_tokens": 128,
+        "limits": {"max_input_len": 7},
+        "interrupted": False,
+        "ahead": None,
+        "instance": {"name": "g5.xlarge", "usd_per_hour": pytest.approx(1.0, rel=0.2), "prices": str(PRICES)},
+        "configuration": {"option.x": {"aa": "1", "bb": "y" * 100}},
+        "warnings": ["a warning"],
+    }
+    loads = [engine["rounds"][0].pop("loads") for engine in engines]
+    assert [[load["concurrency"] for load in each] for each in loads] == [[1, 16]] * 2
+    assert engines[0] == {
+        "engine": "aa",
+        "python": "python",
+        "rounds": [
+            {
+                "output_tokens_per_second": 2.0,
+                "knee": 16,
+                "start_seconds": 10.0,
+                "memory_bytes": 1_000_000,
+                "gpu_memory_bytes": None,
+                "usd_per_million_tokens": pytest.approx(139.7, rel=0.01),
+            }
+        ],
+        "answers": None,
+        "no_answers": None,
+    }
+    assert engines[1]["answers"]["verdict"] == "agrees"
     assert len(found.configuration()[1][2]) < 100
     if find_spec("matplotlib") is not None:
         drawn = found.picture()

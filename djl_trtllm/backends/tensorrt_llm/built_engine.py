@@ -302,7 +302,7 @@ def _features(engine: BuiltEngine, found: _Findings) -> None:
     if (asked := speculation_of(config)) is not None:
         # 0 for an engine without speculation; it is in no file of early engines.
         drafts = engine.built_with.get("max_draft_len")
-        found.compared |= {"speculative_length", "speculative_decoding_mode"}
+        found.compared.add("speculative_decoding_mode")
         if isinstance(drafts, int) and (
             drafts == 0 or (asked.method is not Method.LOOKAHEAD and asked.tokens > drafts)
         ):

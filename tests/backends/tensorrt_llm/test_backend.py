@@ -235,6 +235,12 @@ def test_the_error_says_what_to_serve_instead(quantised: Any) -> None:
             assert words in str(caught.value)
 
 
+@by_rows(("method", "quantize"), [("gptq", "int4"), ("fp8", "fp8"), ("compressed-tensors", "fp8"), ("x", "int8")])
+def test_what_is_not_loaded_may_be_quantised_alike_for_an_engine(quantised: Any, method: str, quantize: str) -> None:
+    with pytest.raises(EngineError, match=f"with option.quantize={quantize}(;|$)"):
+        planned(quantised({"quant_method": method, "bits": 8}), "1.0.0", 1, backend="tensorrt")
+
+
 def test_mxfp4_is_for_the_pytorch_backend(quantised: Any) -> None:
     path = quantised({"quant_method": "mxfp4"})
     with pytest.raises(EngineError, match=r"Set option\.backend=pytorch, which loads it; or serve the checkpoint befo"):
