@@ -243,7 +243,7 @@ def _raw_tensor(value: Any) -> bytes:
 # -- Sends made requests to a server, and looks at what is left of them ------------------------------------------------
 
 _AT_ONCE = 32
-_ANSWER_SECONDS = 60
+_ANSWER_SECONDS = 300
 _LOOKS = 10
 _MEGABYTES_MORE = 64
 DEFECTS = ("500", "INTERNAL", "UNKNOWN", "0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,8 @@ def server(model: Path, scratch: Path) -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture
-def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def compiling_here() -> Iterator[None]:
     """OpenVINO's compiler runs in this process: importing torch in a new one takes longer than compiling."""
 
     def run(self: build._Run) -> None:
@@ -82,7 +82,16 @@ def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
         compile_engine(OpenVinoSpec.load(Path(self.command[-1])))
 
-    monkeypatch.setattr(build._Run, "to_its_end", run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build._Run, "to_its_end", run)
+        yield
+
+
+@pytest.fixture
+def compiled_here() -> Iterator[None]:
+    """During the test the compiler runs in this process."""
+    with compiling_here():
+        yield
 
 
 @pytest.fixture(scope="module")

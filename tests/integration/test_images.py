@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
+from djl_trtllm.backends.planning import compile_checkpoint
+from djl_trtllm.config import load
+from tests.integration.conftest import compiling_here
 from tests.support.client import raw_post, read_until
 from tests.support.processes import wait_until
 from tests.support.server import Server, serving
@@ -46,7 +49,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seeing(checkpoint: Path, scratch: Path) -> Iterator[Server]:
-    with serving(checkpoint, scratch) as started:
+    engine = checkpoint.with_name("engine")
+    with compiling_here():
+        compile_checkpoint(load(checkpoint, {}), checkpoint, engine)
+    shutil.copy(checkpoint / "serving.properties", engine)
+    with serving(engine, scratch) as started:
         yield started
 
 
@@ -77,7 +84,7 @@ def chat(content: Any, tokens: int = TOKENS, **fields: Any) -> dict[str, Any]:
 
 
 def answer(server: Server, body: dict[str, Any]) -> dict[str, Any]:
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
+    response = server.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
     found: dict[str, Any] = response.json()
     return found
@@ -135,9 +142,7 @@ def texts_across_a_kill(seeing: Server, bodies: list[dict[str, Any]]) -> list[st
 
     def text(body: dict[str, Any]) -> str:
         parts = []
-        with httpx.stream(
-            "POST", f"{seeing.url}/v1/chat/completions", json={**body, "stream": True}, timeout=300
-        ) as response:
+        with seeing.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     parts += [choice["delta"].get("content") or "" for choice in json.loads(line[6:])["choices"]]
@@ -178,9 +183,8 @@ def test_the_models_own_marks_in_texts_end_no_engine(seeing: Server, text: str, 
 def require_refused(seeing: Server, text: str, images: int) -> None:
     before = engine(seeing)
     parts = [image_part(data_url(encoded()))] * images
-    response = httpx.post(
-        f"{seeing.url}/v1/chat/completions", json=chat([*parts, {"type": "text", "text": text}], 2), timeout=60
-    )
+    body = chat([*parts, {"type": "text", "text": text}], 2)
+    response = seeing.http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400, response.text
     assert "out of texts" in response.json()["error"]["message"]
     assert engine(seeing) == before
@@ -204,7 +208,7 @@ def test_every_chat_takes_images(seeing: Server, path: str, body: dict[str, Any]
         body = {**body, "messages": [{"role": "user", "content": [{"type": "image", "source": source}, QUESTION]}]}
     else:
         body = {**body, "messages": [{"role": "user", "content": [image_part(url), QUESTION]}]}
-    response = httpx.post(f"{seeing.url}{path}", json={**body, "temperature": 0}, timeout=60)
+    response = seeing.http.post(path, json={**body, "temperature": 0})
     assert response.status_code == 200, response.text
     usage = response.json()["usage"]
     expected = answer(seeing, chat([image_part(url), QUESTION], 1))["usage"]["prompt_tokens"]
