@@ -146,7 +146,7 @@ def test_an_executor_waits_for_images_and_ends_a_request_that_is_cancelled_befor
     reading.go_on.set()
     assert [end.request_id for end in executor.step().ends] == [3, 2, 1]
     assert not executor.busy
-    executor.close()
+    executor.close_gates()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -288,7 +288,7 @@ async def test_options_win_over_the_models_file_and_the_environment(
     monkeypatch.setenv("SERVING_MAX_REQUEST_SIZE", "200")
     app = create_app(model, {"model_name": "blue", "max_request_size": 300}, wait_until_ready=True)
     async with lifespan(app):
-        assert list((await Client(app).get("/ping")).json) == ["acme_blue"]
+        assert list((await Client(app).get("/ping")).json) == ["blue"]
         assert (await Client(app).post("/invocations", b" " * 301)).status == 413
         assert (await Client(app).post("/invocations", b" " * 300)).status != 413
 

@@ -80,7 +80,7 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "tools": lambda r: r.choice(([], [_TOOL], [_TOOL] * 3)),
     "tool_choice": lambda r: r.choice(("none", "auto", "required", {"type": "function", "function": {"name": "f"}})),
     "choice": lambda r: {"type": r.choice(("auto", "any", "none", "tool")), "name": "f"},
-    "thinking": lambda r: {
+    "thinking_config": lambda r: {
         "type": r.choice(("enabled", "adaptive", "disabled")),
         "display": r.choice(("omitted", None)),
         "budget_tokens": r.choice((0, 1, 1024, None)),

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from djl_trtllm import LLM, SamplingParams
-from tests.integration.djl.engines import MODES, SocketEngine
+from tests.integration.djl.engines import MODES, JavaEngine
 from tests.support.client import lmi
 from tests.support.models import PROMPT, link_checkpoint
 from tests.support.server import Server
@@ -45,7 +45,7 @@ def test_djls_worker_has_the_servers_text(tmp_path: Path, expected: str, mode: s
     lines += [line for line in FILE.splitlines() if line.partition("=")[0] not in own]
     directory = link_checkpoint(tmp_path / "story")
     (directory / "serving.properties").write_text("\n".join([*lines, "option.backend=vllm"]))
-    with SocketEngine(directory, mode) as engine:
+    with JavaEngine(directory) as engine:
         answers = [engine.request(orjson.dumps(lmi(PROMPT, max_new_tokens=TOKENS))) for _ in range(2)]
         for answer in answers:
             assert orjson.loads(answer.wait().body)["generated_text"] == expected

@@ -254,7 +254,7 @@ _CONVERSATION = (
     Parameter(("system",), Kind("a text", lambda value: value, _BLOCKS), IGNORED),
     Parameter(("tools",), _listed(_TOOL, chat.MOST_TOOLS), IGNORED),
     Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _TYPED), "choice"),
-    Parameter(("thinking",), Kind(_THINKING, _read_thinking, _TYPED), "wish"),
+    Parameter(("thinking",), Kind(_THINKING, _read_thinking, _TYPED), "thinking_config"),
     Parameter(("output_config",), OUTPUT_CONFIG.kind, "output_config"),
     Parameter(("output_format",), _FORMAT.kind, "guide"),
     Parameter(
@@ -411,11 +411,11 @@ def _read_chat(
         problems.invalid.append("'output_format' is given, and 'output_config' has a 'format' too: give the latter")
     values |= config
     values |= values.pop("choice", {})
-    if "wish" in values:
-        values["enable_thinking"] = values["wish"].enabled
+    if "thinking_config" in values:
+        values["enable_thinking"] = values["thinking_config"].enabled
         # Clients send it whatever the model: see also `optional`.
-        if values["wish"].budget and chat.thinking_problem(model) is None:
-            values["thinking_budget"] = values["wish"].budget
+        if values["thinking_config"].budget and chat.thinking_problem(model) is None:
+            values["thinking_budget"] = values["thinking_config"].budget
     if tools := _read_tools(payload.get("tools"), problems):
         values["tools"] = tools
     return values, chat.read_tool_use(values, model, problems)
@@ -457,7 +457,7 @@ class Messages(OpenAiLike):
         generation, parsing = chat.chat_request(values, sampling, False, tools, model)
         if (budget := generation.thinking) is not None:
             generation = replace(generation, thinking=replace(budget, optional=True))
-        omits = values["wish"].omitted if "wish" in values else False
+        omits = values["thinking_config"].omitted if "thinking_config" in values else False
         stream = values.get("stream", False)
         answer = MessageEncoder(secrets.token_hex(16), model.name, parsing, stream=stream, omits_thinking=omits)
         return Call((generation,), answer, (*problems.headers, *_lowered(generation.default_new_tokens, model)))

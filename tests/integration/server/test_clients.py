@@ -16,13 +16,14 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError
 
 from djl_trtllm.model import Tokenizer
-from tests.api.test_openai_tools import NAMED, TIME, WEATHER
+from tests.api.test_openai_tools import TIME, WEATHER
 from tests.integration.server.conftest import with_every_executor
 from tests.support.models import PROMPT, TINY_STORIES, echoing_model
 from tests.support.server import Server, serving
 
 pytestmark = pytest.mark.slow
 
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT}]
 
 
