@@ -18,7 +18,7 @@ END = 2
 
 
 def step(executor: Any, steps: int, outputs: dict[int, Output] | None = None) -> dict[int, Output]:
-    """Run at most so many iterations, and none where nothing is to do."""
+    """Run at most this number of iterations, and none where nothing is to do."""
     outputs = {} if outputs is None else outputs
     for _ in range(steps):
         if not executor.busy:
