@@ -70,24 +70,20 @@ def serve(
             raise DjlTrtllmError(f"--demo serves a model of its own: leave out {model}, or --demo")
         if demo:
             model = str(demo_model())
-        environ = dict(os.environ)
-        if log_level is not None:
-            environ["SERVING_LOG_LEVEL"] = log_level.value
-        if log_format is not None:
-            environ["SERVING_LOG_FORMAT"] = log_format.value
+        flags = {
+            "SERVING_LOG_LEVEL": log_level and log_level.value,
+            "SERVING_LOG_FORMAT": log_format and log_format.value,
+            "SERVING_INFERENCE_PORT": port,
+            "SERVING_INFERENCE_HOST": host,
+            "SERVING_MODEL_STORE": model_store,
+            "OPTION_STRICT_MEMORY": "true" if strict_memory else None,
+        }
+        environ = os.environ | {name: str(value) for name, value in flags.items() if value is not None}
         _log_as_set(environ)
         # After what is wrong with the command line or the log has been said: importing the server takes a while.
         from djl_trtllm.server.app import run
         from djl_trtllm.server.application import plan_startup
 
-        if port is not None:
-            environ["SERVING_INFERENCE_PORT"] = str(port)
-        if host is not None:
-            environ["SERVING_INFERENCE_HOST"] = host
-        if model_store is not None:
-            environ["SERVING_MODEL_STORE"] = str(model_store)
-        if strict_memory:
-            environ["OPTION_STRICT_MEMORY"] = "true"
         # Programs that the server starts, and code of models, have no use for it.
         for name in [name for name in os.environ if name.upper() in ("SERVING_API_KEY", "ARGS_API_KEY")]:
             del os.environ[name]

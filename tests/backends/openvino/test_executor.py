@@ -18,11 +18,11 @@ from djl_trtllm.executor.protocol import Ranked, Refusal, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
 from tests.backends.openvino import executor_options
+from tests.backends.promises import Promises, finish, generate
 from tests.support.steps import Output, deltas_of, unreadable
 from tests.support.tables import by_table
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
-END_ID = 2
 
 
 @pytest.fixture(scope="module")
@@ -58,66 +58,13 @@ def prompt(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(PROMPT)
 
 
-def finish(
-    executor: OpenVinoExecutor, outputs: dict[int, Output] | None = None, steps: int = 2000
-) -> dict[int, Output]:
-    """Step until nothing is to do, at most so often."""
-    outputs = {} if outputs is None else outputs
-    for _ in range(steps):
-        if not executor.busy:
-            break
-        for delta in deltas_of(executor.step()):
-            outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
-    else:
-        assert steps < 2000, "still busy"
-    return outputs
+@pytest.fixture
+def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    return [tokenizer.encode(PROMPT[: 10 + 8 * k]) for k in range(6)]
 
 
-def generate(
-    executor: OpenVinoExecutor,
-    prompt: list[int],
-    tokens: int = 16,
-    stop: tuple[int, ...] = (),
-    logprobs: bool = False,
-    **s: Any,
-) -> Output:
-    """One request, alone."""
-    executor.submit(Submit(1, prompt, Sampling(tokens, **s), list(stop), logprobs=logprobs))
-    return finish(executor)[1]
-
-
-def test_greedy_output_is_the_same_alone_and_among_others(executor: OpenVinoExecutor, tokenizer: Tokenizer) -> None:
-    prompts = [tokenizer.encode(PROMPT[: 10 + 8 * k]) for k in range(6)]
-    alone = [generate(executor, prompt).ids for prompt in prompts]
-    for number, prompt in enumerate(prompts):
-        executor.submit(Submit(number, prompt, Sampling(16)))
-    together = finish(executor)
-    assert [together[number].ids for number in range(6)] == alone
-    assert all(output.end.finish == FinishReason.LENGTH for output in together.values())
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(4, do_sample=True, temperature=0.0),
-        Sampling(4, do_sample=True, top_p=0.0),
-        Sampling(4, presence_penalty=3.0),
-        Sampling(4, repetition_penalty=0.0),
-        Sampling(0),
-    ],
-    ids=["temperature", "top_p", "presence_penalty", "repetition_penalty", "max_new_tokens"],
-)
-def test_a_value_out_of_range_ends_its_request_with_an_error_and_no_other(
-    executor: OpenVinoExecutor, prompt: list[int], sampling: Sampling
-) -> None:
-    executor.submit(Submit(1, prompt, Sampling(6)))
-    executor.step()
-    executor.submit(Submit(2, prompt, sampling))
-    outputs = finish(executor)
-    assert outputs[2].end.finish == FinishReason.ERROR
-    assert outputs[2].end.error
-    assert outputs[1].end.finish == FinishReason.LENGTH
-    assert generate(executor, prompt, 3).end.finish == FinishReason.LENGTH
+class TestOpenVino(Promises):
+    pass
 
 
 def test_a_cancelled_request_ends_late_and_gives_its_cache_back(executor: OpenVinoExecutor, prompt: list[int]) -> None:
@@ -149,37 +96,6 @@ def test_nothing_is_read_of_a_request_that_has_nothing(executor: OpenVinoExecuto
     assert silent >= 500 // 64 - 1
     assert deltas[0].request_id == 1
     finish(executor)
-
-
-@pytest.mark.parametrize(("before", "sampling"), [((), {}), ((END_ID,), {}), ((), {"ignore_eos": True})])
-def test_a_stop_id_ends_a_sequence_and_is_its_last_token(
-    executor: OpenVinoExecutor, prompt: list[int], before: tuple[int, ...], sampling: dict[str, Any]
-) -> None:
-    """Not only the first stop id counts, and OpenVINO's ignore_eos would switch them off."""
-    third = generate(executor, prompt, 8).ids[2]
-    output = generate(executor, prompt, 8, stop=(*before, third), **sampling)
-    assert (output.ids[-1], output.end.finish) == (third, FinishReason.STOP)
-    assert output.ids.count(third) == 1
-
-
-def test_log_probabilities_come_only_when_asked_for(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    silent, told = generate(executor, prompt), generate(executor, prompt, logprobs=True)
-    assert all(delta.logprobs is None for delta in silent.deltas)
-    logprobs = [value for delta in told.deltas for value in delta.logprobs or []]
-    assert told.ids == silent.ids
-    assert len(logprobs) == len(told.ids)
-    assert all(isinstance(value, float) and value <= 0 for value in logprobs)
-    assert any(logprobs)
-
-
-def test_a_seed_gives_the_same_tokens_alone_and_among_others(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    sampled: dict[str, Any] = {"do_sample": True, "temperature": 1.5}
-    alone = generate(executor, prompt, 24, seed=7, **sampled).ids
-    for number, seed in enumerate((7, 8, 2**64 - 1, 7)):
-        executor.submit(Submit(number, prompt, Sampling(24, seed=seed, **sampled)))
-    outputs = finish(executor)
-    assert outputs[0].ids == outputs[3].ids == alone
-    assert len({tuple(output.ids) for output in outputs.values()}) == 3
 
 
 @pytest.mark.parametrize(

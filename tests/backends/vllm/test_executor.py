@@ -16,11 +16,11 @@ from djl_trtllm.backends.json_grammar import guide_arguments
 from djl_trtllm.executor.protocol import Ranked, Refusal, Submit, Try
 from djl_trtllm.model.vision import Vision
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Image, Sampling
+from tests.backends.promises import END, Promises, finish, generate, step
 from tests.backends.vllm import FAKE, IS_INSTALLED
-from tests.support.steps import Output, deltas_of, unreadable
+from tests.support.steps import unreadable
 from tests.support.vision import encoded, picture, seeing_model
 
-END = 2
 PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
 
 
@@ -67,39 +67,13 @@ def executor(shared: Any) -> Iterator[Any]:
     assert not shared.busy
 
 
-def step(executor: Any, steps: int) -> dict[int, Output]:
-    outputs: dict[int, Output] = {}
-    for _ in range(steps):
-        for delta in deltas_of(executor.step()):
-            outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
-    return outputs
+@pytest.fixture
+def prompts() -> list[list[int]]:
+    return PROMPTS
 
 
-def finish(executor: Any, outputs: dict[int, Output] | None = None) -> dict[int, Output]:
-    """Step until nothing is to do."""
-    outputs = {} if outputs is None else outputs
-    for _ in range(20_000):
-        if not executor.busy:
-            return outputs
-        for delta in deltas_of(executor.step()):
-            outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
-    raise AssertionError("still busy")
-
-
-def generate(executor: Any, prompt: list[int], tokens: int = 16, **given: Any) -> Output:
-    """One request, alone. What `Submit` has no field for is of its sampling."""
-    own = {name: given.pop(name) for name in Submit.__struct_fields__ if name in given}
-    executor.submit(Submit(1, prompt, Sampling(tokens, **given), **own))
-    return finish(executor)[1]
-
-
-def test_greedy_output_is_the_same_alone_and_among_others(executor: Any) -> None:
-    alone = [generate(executor, prompt).ids for prompt in PROMPTS]
-    for number, prompt in enumerate(PROMPTS):
-        executor.submit(Submit(number, prompt, Sampling(16)))
-    together = finish(executor)
-    assert [together[number].ids for number in range(6)] == alone
-    assert all(output.end.finish in (FinishReason.LENGTH, FinishReason.STOP) for output in together.values())
+class TestVllm(Promises):
+    error = Refusal
 
 
 def test_more_requests_than_sequences_all_end(executor: Any) -> None:
@@ -109,25 +83,6 @@ def test_more_requests_than_sequences_all_end(executor: Any) -> None:
     assert executor.stats().running == 20 and (executor.stats().queued or 0) >= 1
     finish(executor, outputs)
     assert sorted(outputs) == list(range(20)) and all(len(output.ids) == 8 for output in outputs.values())
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(4, do_sample=True, temperature=-1.0),
-        Sampling(4, do_sample=True, top_p=0.0),
-        Sampling(4, presence_penalty=3.0),
-        Sampling(0),
-    ],
-    ids=["temperature", "top_p", "presence_penalty", "max_new_tokens"],
-)
-def test_a_request_that_vllm_finds_wrong_ends_alone(executor: Any, sampling: Sampling) -> None:
-    executor.submit(Submit(1, PROMPTS[0], Sampling(6, ignore_eos=True)))
-    outputs = step(executor, 1)
-    executor.submit(Submit(2, PROMPTS[0], sampling))
-    finish(executor, outputs)
-    assert outputs[2].end.finish == FinishReason.ERROR and isinstance(outputs[2].end.error, Refusal)
-    assert len(outputs[1].ids) == 6
 
 
 @pytest.mark.parametrize(
@@ -172,41 +127,21 @@ def test_a_cancelled_request_ends_once_and_its_id_can_be_used_again(executor: An
     assert len(generate(executor, PROMPTS[0], 3, ignore_eos=True).ids) == 3
 
 
-def test_a_stop_id_ends_a_sequence_and_is_its_last_token(executor: Any) -> None:
-    free = generate(executor, PROMPTS[0], 8, ignore_eos=True).ids
-    for ignore_eos in (False, True):
-        output = generate(executor, PROMPTS[0], 8, stop_token_ids=[END, free[2]], ignore_eos=ignore_eos)
-        assert output.ids == free[: free.index(free[2]) + 1] and output.end.finish == FinishReason.STOP
-
-
 def test_a_stop_id_before_the_least_length_is_not_generated(executor: Any) -> None:
     third = generate(executor, PROMPTS[0], 8, ignore_eos=True).ids[2]
     output = generate(executor, PROMPTS[0], 8, stop_token_ids=[third], min_new_tokens=5)
     assert len(output.ids) >= 5 and third not in output.ids[:5]
 
 
-def test_log_probabilities_come_only_when_asked_for_and_the_likeliest_in_order(executor: Any) -> None:
-    silent = generate(executor, PROMPTS[1], 6, ignore_eos=True)
+def test_the_likeliest_tokens_come_in_order(executor: Any) -> None:
     plain = generate(executor, PROMPTS[1], 6, ignore_eos=True, logprobs=True)
     ranked = generate(executor, PROMPTS[1], 6, ignore_eos=True, logprobs=True, top_logprobs=3)
-    assert all(delta.logprobs is None for delta in silent.deltas) and silent.ids == plain.ids == ranked.ids
     values = [value for delta in plain.deltas for value in delta.logprobs or []]
-    assert len(values) == 6 and all(isinstance(value, float) and value <= 0 for value in values)
     rows: list[Any] = [row for delta in ranked.deltas for row in delta.logprobs or []]
     assert [row.logprob for row in rows] == pytest.approx(values, abs=1e-3)
     for token, row in zip(ranked.ids, rows, strict=True):
         assert len(row.ids) == 3 and row.ids[0] == token, "greedy takes the likeliest"
         assert row.logprobs == sorted(row.logprobs, reverse=True)
-
-
-def test_a_seed_gives_the_same_tokens_alone_and_among_others(executor: Any) -> None:
-    sampled: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "ignore_eos": True}
-    alone = generate(executor, PROMPTS[0], 24, seed=7, **sampled).ids
-    for number, seed in enumerate((7, 8, 2**64 - 1, 7)):
-        executor.submit(Submit(number, PROMPTS[0], Sampling(24, seed=seed, **sampled)))
-    outputs = finish(executor)
-    assert outputs[0].ids == outputs[3].ids == alone
-    assert len({tuple(output.ids) for output in outputs.values()}) == 3
 
 
 def test_a_prompt_that_came_before_is_cached_and_says_how_much_of_it(executor: Any) -> None:

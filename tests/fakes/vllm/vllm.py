@@ -85,7 +85,8 @@ class SamplingParams:
     all_stop_token_ids: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or self.max_tokens < 1 or not 0 < self.top_p <= 1 or abs(self.presence_penalty) > 2:
+        outside = self.temperature < 0 or self.max_tokens < 1 or not 0 < self.top_p <= 1
+        if outside or abs(self.presence_penalty) > 2 or self.repetition_penalty <= 0:
             raise VLLMClientError("a parameter is out of range")
 
 
