@@ -4,48 +4,21 @@
 `resolve.precedence`, and raises one `ConfigError` with every problem.
 """
 
-from djl_trtllm.config.compat.detect import names_configuration, read_source
+from djl_trtllm.config.compat.detect import names_configuration
 from djl_trtllm.config.options import Options
-from djl_trtllm.config.options.choices import (
-    Backend,
-    DType,
-    KvCacheDType,
-    Quantization,
-    Task,
-)
-from djl_trtllm.config.resolve import load, resolve
-from djl_trtllm.config.sources import (
-    Config,
-    Layer,
-    Origin,
-    OriginKind,
-    Setting,
-    Source,
-    parse_properties,
-    read_arguments,
-    read_environment,
-    read_properties,
-)
+from djl_trtllm.config.options.choices import Backend, DType, KvCacheDType, Quantization, Task
+from djl_trtllm.config.resolve import load
+from djl_trtllm.config.sources import Config, Origin
 
 __all__ = [
     "Backend",
     "Config",
     "DType",
     "KvCacheDType",
-    "Layer",
     "Options",
     "Origin",
-    "OriginKind",
     "Quantization",
-    "Setting",
-    "Source",
     "Task",
     "load",
     "names_configuration",
-    "parse_properties",
-    "read_arguments",
-    "read_environment",
-    "read_properties",
-    "read_source",
-    "resolve",
 ]

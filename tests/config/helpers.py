@@ -10,8 +10,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from djl_trtllm.config import Config, OriginKind, Source, parse_properties, read_environment, resolve
+from djl_trtllm.config import Config
 from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.resolve import resolve
+from djl_trtllm.config.sources import OriginKind, Source, parse_properties, read_environment
 from djl_trtllm.errors import ConfigError
 
 

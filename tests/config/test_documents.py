@@ -15,13 +15,14 @@ import pytest
 import yaml
 
 from djl_trtllm.backends.planning import plan_fitted, with_effects
-from djl_trtllm.config import Backend, Config, OriginKind, Quantization, Source, load, parse_properties, resolve
+from djl_trtllm.config import Backend, Config, Quantization, load
 from djl_trtllm.config.compat import triton, truss
 from djl_trtllm.config.explain import as_json
 from djl_trtllm.config.options import OPTIONS, find
 from djl_trtllm.config.options.option import Scope, as_text
+from djl_trtllm.config.resolve import resolve
 from djl_trtllm.config.rules import RULES, check_running
-from djl_trtllm.config.sources import read_environment
+from djl_trtllm.config.sources import OriginKind, Source, parse_properties, read_environment
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import gpu_machine, write_checkpoint

@@ -10,27 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import (
-    Backend,
-    Config,
-    Layer,
-    Options,
-    OriginKind,
-    Setting,
-    Source,
-    load,
-    parse_properties,
-    read_arguments,
-    read_environment,
-    resolve,
-    rules,
-)
+from djl_trtllm.config import Backend, Config, Options, load, rules
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import SchedulerPolicy
 from djl_trtllm.config.options.option import Scope
-from djl_trtllm.config.resolve import precedence
+from djl_trtllm.config.resolve import precedence, resolve
 from djl_trtllm.config.rules import RULES, RuleContext, Severity, When, check_model, check_running
-from djl_trtllm.config.sources import IGNORED_VARIABLES, MASK, Origin, variables_of
+from djl_trtllm.config.sources import (
+    IGNORED_VARIABLES,
+    MASK,
+    Layer,
+    Origin,
+    OriginKind,
+    Setting,
+    Source,
+    parse_properties,
+    read_arguments,
+    read_environment,
+    variables_of,
+)
 from djl_trtllm.config.speculation import Speculation, speculation_of
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, problems_of

@@ -8,25 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import (
-    Layer,
-    Origin,
-    Setting,
-    Source,
-    load,
-    parse_properties,
-    read_arguments,
-    read_properties,
-)
+from djl_trtllm.config import Origin, load
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.resolve import MAY_SET, WITHIN, listed
 from djl_trtllm.config.sources import (
     IGNORED_VARIABLES,
     MASK,
+    Layer,
+    Setting,
+    Source,
     as_arguments,
     is_secret_key,
     masked,
+    parse_properties,
+    read_arguments,
+    read_properties,
     shortened,
     variables_of,
 )

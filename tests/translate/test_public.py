@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from djl_trtllm.config import parse_properties
 from djl_trtllm.config.compat import triton
+from djl_trtllm.config.sources import parse_properties
 from djl_trtllm.translate.names import TITLES, names_of
 from djl_trtllm.translate.reading import Input, read_command, read_text
 from djl_trtllm.translate.translation import Translation, rendered, translate

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import yaml
 
-from djl_trtllm.config import parse_properties
+from djl_trtllm.config.sources import parse_properties
 from djl_trtllm.translate.reading import read_command, read_text
 from djl_trtllm.translate.translation import rendered, translate
 from tests.support.tables import by_table

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from djl_trtllm.backends.planning import plan_fitted
-from djl_trtllm.config import resolve
+from djl_trtllm.config.resolve import resolve
 from djl_trtllm.config.sources import read_arguments
 from djl_trtllm.model import inspect
 from tests.config.test_documents import DATA, in_environment, sources, written

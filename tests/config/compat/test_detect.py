@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config import Layer, Source, load, names_configuration, read_source
+from djl_trtllm.config import load, names_configuration
 from djl_trtllm.config.compat import detect
-from djl_trtllm.config.compat.detect import read_model
+from djl_trtllm.config.compat.detect import read_model, read_source
 from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
-from djl_trtllm.config.sources import MASK, Ignored, Origin, Setting
+from djl_trtllm.config.sources import MASK, Ignored, Layer, Origin, Setting, Source
 from djl_trtllm.errors import ConfigError
 
 OLD = Path(__file__).parents[1] / "old"

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import Config, Layer, Source, resolve
+from djl_trtllm.config import Config
 from djl_trtllm.config.compat import triton
 from djl_trtllm.config.compat.foreign_format import FormatError
 from djl_trtllm.config.compat.triton import (
@@ -26,6 +26,8 @@ from djl_trtllm.config.compat.triton import (
     repository_files,
 )
 from djl_trtllm.config.options import find
+from djl_trtllm.config.resolve import resolve
+from djl_trtllm.config.sources import Layer, Source
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import resolves_or_is_refused, values
 from tests.support.tables import by_table

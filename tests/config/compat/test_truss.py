@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import Config, Layer, Source, resolve
+from djl_trtllm.config import Config
 from djl_trtllm.config.compat import truss
 from djl_trtllm.config.compat.foreign_format import ForeignSetting as Entry
 from djl_trtllm.config.compat.foreign_format import FormatError
@@ -27,6 +27,8 @@ from djl_trtllm.config.compat.truss import (
 )
 from djl_trtllm.config.explain import as_json, render
 from djl_trtllm.config.options import find
+from djl_trtllm.config.resolve import resolve
+from djl_trtllm.config.sources import Layer, Source
 from tests.config.helpers import printed, resolves_or_is_refused, values
 from tests.support.tables import by_rows, by_table, table
 
