@@ -376,16 +376,24 @@ class Translator:
     `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`).
     `stops_ignored`: whether it does not end those sequences that ignore the end token.
 
-    `seeded`: whether its tokens follow from the seed; without it no sequence has one.
+    `seeded`: whether its tokens follow from the seed; without it no sequence has one. `draws_seeds`: whether those have
+    one whose request gives none.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, engine_stops: bool = True, *, stops_ignored: bool = False, seeded: bool = True
+        self,
+        tokenizer: Tokenizer,
+        engine_stops: bool = True,
+        *,
+        stops_ignored: bool = False,
+        seeded: bool = True,
+        draws_seeds: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._engine_stops = engine_stops
         self._stops_ignored = stops_ignored
         self._seeded = seeded
+        self._draws_seeds = draws_seeds
         # Some models end with a token that their tokenizer does not list as special.
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
         self._text_of = functools.lru_cache(_MAX_CACHED_TEXTS)(self._text_inside)
@@ -400,9 +408,9 @@ class Translator:
         `most_with_thinking`: the most tokens of each one when its reasoning is ended for want of budget.
         """
         sampling = request.sampling
-        seed = None
-        if sampling.do_sample and self._seeded:
-            seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        seed = sampling.seed if sampling.do_sample and self._seeded else None
+        if seed is None and sampling.do_sample and self._seeded and self._draws_seeds:
+            seed = secrets.randbits(32)
         shown: Mapping[int, str] = _NONE
         if request.shown_tokens:
             ids = {self._tokenizer.raw.token_to_id(text): text for text in request.shown_tokens}

@@ -224,7 +224,11 @@ class RollingBatch:
         self._places: Places | None = Places(executor, self.limits.max_batch_size, limits.lookahead)
         self._sequence_limits = SequenceLimits(self.limits, limits)
         self._translator = Translator(
-            self._tokenizer, limits.stops, stops_ignored=limits.stops_ignored, seeded=limits.seeded
+            self._tokenizer,
+            limits.stops,
+            stops_ignored=limits.stops_ignored,
+            seeded=limits.seeded,
+            draws_seeds=limits.draws_seeds,
         )
         for trial, state in list(self._trials.items()):
             self._try_guide(trial, state)

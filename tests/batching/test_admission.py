@@ -430,11 +430,17 @@ def test_each_sequence_has_a_seed_of_its_own_where_one_counts(
     assert [(each.index, each.seed) for each in sequences] == [*enumerate(seeds)]
 
 
-def test_each_request_without_a_seed_gets_another(lower_case: Tokenizer) -> None:
+def test_each_request_without_a_seed_gets_another_unless_the_engine_samples_faster_without(
+    lower_case: Tokenizer,
+) -> None:
     drawn = [Translator(lower_case).sequences(asking(n=2, do_sample=True), [3]) for _ in range(50)]
     seeds = [first.seed for first, second in drawn if first.seed is not None and second.seed == first.seed + 1]
     assert len(set(seeds)) == 50
     assert 2**30 < max(seeds) < 2**32
+    undrawn = Translator(lower_case, draws_seeds=False)
+    for seed in (None, 7):
+        (sequence,) = undrawn.sequences(asking(do_sample=True, seed=seed), [3])
+        assert sequence.seed == seed
 
 
 def test_end_ids_have_no_text_even_where_the_tokenizer_does_not_list_them_as_special(lower_case: Tokenizer) -> None:

@@ -209,6 +209,15 @@ def test_a_stop_id_ends_the_request_at_once_and_its_slot_is_free_when_the_engine
     assert second.finished().reason is FinishReason.END_TOKEN
 
 
+def test_a_seed_is_drawn_where_the_engine_wants_one(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    for draws in (True, False):
+        executor = FakeExecutor(msgspec.structs.replace(bench.executor.limits, draws_seeds=draws))
+        bench.batch.attach(executor)
+        bench.submit(do_sample=True)
+        assert (executor.submitted[-1].sampling.seed is not None) == draws
+
+
 class UnstoppedExecutor(ScriptedExecutor):
     """The scripted executor in this process, which is never given a stop."""
 

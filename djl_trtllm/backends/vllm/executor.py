@@ -216,6 +216,7 @@ class VllmExecutor(GatedExecutor):
             max_seq_len=configuration.model_config.max_model_len,
             lookahead=lookahead,
             tries_guides=True,
+            draws_seeds=False,  # each is a generator of its own, whose row vLLM samples alone
             draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
         lost = frozenset[str]() if guides == GuidedDecoding.XGRAMMAR else frozenset({Feature.STRUCTURAL_TAG})
