@@ -172,18 +172,19 @@ def test_a_token_is_shown_by_the_requests_schema(token: Token, shown: object, sh
         assert found.get_tokens_as_dict() == []
 
 
-@pytest.mark.parametrize(("kind", "index"), [(Sequence, (0, 1)), (ThreeValueSequence, None)])
-def test_a_sequence_is_read_token_by_token_to_the_last(kind: type[Sequence], index: Any) -> None:
+@pytest.mark.parametrize(("kind", "indexed"), [(Sequence, True), (ThreeValueSequence, False)])
+def test_a_sequence_is_read_token_by_token_to_the_last(kind: type[Sequence], indexed: bool) -> None:
     first, second, sequence = Token(1, "a"), Token(2, "b"), kind()
 
     def read(token: Token | None, at: int, *ends: bool) -> bool:
-        return sequence.get_next_token() == (token, *([at] if index else []), *ends)
+        return sequence.get_next_token() == (token, *[at] * indexed, *ends)
 
     assert not sequence.has_next_token() and read(None, 0, False, False) and sequence.get_last_token() is None
     sequence.set_next_token(first)
     assert sequence.has_next_token() and sequence.get_last_token() is None
+    assert read(first, 0, True, False)
     sequence.set_next_token(second, True)
-    assert read(first, 0, True, False) and read(second, 1, False, True) and read(None, 0, False, False)
+    assert read(second, 1, False, True) and read(None, 0, False, False)
     assert sequence.get_last_token() is second
     assert (sequence.cumulative_log_prob, sequence.finish_reason, sequence.stop_reason) == (0.0, None, None)
 

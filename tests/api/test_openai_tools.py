@@ -36,6 +36,7 @@ HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messa
 
 WEATHER: dict[str, Any] = table(__file__, "WEATHER")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 
 
 def tool_model(tokenizer: Tokenizer, template: str, **options: Any) -> Model:
