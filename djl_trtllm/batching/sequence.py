@@ -436,14 +436,7 @@ class RequestState:
         if sequence.finished is not None:
             started = self.record.started
             if started is not None:
-                end = sequence.finished
-                sequence.finished = SequenceResult(
-                    end.reason,
-                    end.generated_tokens,
-                    end.cumulative_logprob,
-                    end.seed,
-                    end.stop_sequence,
-                    end.error,
+                sequence.finished = sequence.finished._replace(
                     queue_seconds=started - self.record.arrived,
                     reseeded=self.record.reseeded,
                     accepted_tokens=sequence.accepted,

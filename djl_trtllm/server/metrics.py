@@ -217,14 +217,14 @@ class MetricsPage(Collector):
         """Counters of successes and of errors, under TensorRT-LLM's names."""
         given = {model.name: tuple(_labels(_TRTLLM, model)) for model in models}
         successes: Counter[tuple[str, ...]] = Counter()
+        errors: Counter[tuple[str, ...]] = Counter()
         for model in models:
             for reason, count in model.statistics.ended_requests.items():
                 if reason in _SUCCESS:
-                    successes[(*given[model.name], _SUCCESS[reason])] += count
-        errors: Counter[tuple[str, ...]] = Counter()
+                    successes.update({(*given[model.name], _SUCCESS[reason]): count})
         for (status, _, name), count in self._counts.responses.items():
             if status >= 400 and name in given:
-                errors[(*given[name], str(status))] += count
+                errors.update({(*given[name], str(status)): count})
         for name, text, label, counts in (
             ("request_success", "Successful requests", "finished_reason", successes),
             ("request_error", "Request errors by HTTP status", "http_code", errors),

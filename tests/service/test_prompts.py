@@ -28,7 +28,7 @@ from djl_trtllm.service.prompts import PromptReader
 from djl_trtllm.service.rendering import ChatRenderer
 from djl_trtllm.service.work import WORKERS, WorkerThreads
 from tests.support.in_process import Hosts, played_model
-from tests.support.virtual_time import until
+from tests.support.virtual_time import in_real_time, until
 
 TEMPLATE = (
     "{% if messages[0]['content'] == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
@@ -125,7 +125,7 @@ async def test_a_process_that_is_killed_costs_no_request_and_one_whose_processes
     (process,) = psutil.Process().children()
     process.kill()
     assert await renderer.render(conversation("b"), {}) == "<s>b"
-    prompt, killed = renderer.render(conversation("loop"), {}), set()
+    prompt, killed = renderer.render(conversation("loop"), {}), set[psutil.Process]()
     while not prompt.done():
         for process in set(psutil.Process().children()) - killed:
             process.kill()
@@ -341,7 +341,8 @@ async def test_before_a_truncated_prompt_some_text_is_kept(
 # -- A bounded number of threads works beside the event loop.
 
 
-def test_no_more_threads_work_than_there_may_be_and_the_rest_waits() -> None:
+@in_real_time
+async def test_no_more_threads_work_than_there_may_be_and_the_rest_waits() -> None:
     threads, free = WorkerThreads(2), threading.Event()
     begun: list[str] = []
 
@@ -350,17 +351,14 @@ def test_no_more_threads_work_than_there_may_be_and_the_rest_waits() -> None:
         assert threading.current_thread().daemon
         assert free.wait(60)
 
-    async def main() -> None:
-        tasks = [asyncio.ensure_future(threads.run(work)) for _ in range(5)]
-        await until(lambda: len(begun) == 2)
-        assert threads.waiting == 3
-        tasks[4].cancel()
-        await asyncio.sleep(0)
-        free.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert threads.submit(lambda: threads.waiting).result(60) == 0
-
-    asyncio.run(main())
+    tasks = [asyncio.ensure_future(threads.run(work)) for _ in range(5)]
+    await until(lambda: len(begun) == 2)
+    assert threads.waiting == 3
+    tasks[4].cancel()
+    await asyncio.sleep(0)
+    free.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert threads.submit(lambda: threads.waiting).result(60) == 0
     assert (len(begun), set(begun)) == (4, {"work-1", "work-2"})
 
 
@@ -369,18 +367,16 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Panic("no")])
-def test_who_waits_gets_the_result_or_the_error_of_whatever_kind(error: BaseException) -> None:
+@in_real_time
+async def test_who_waits_gets_the_result_or_the_error_of_whatever_kind(error: BaseException) -> None:
     threads = WorkerThreads(1)
 
     def fail() -> None:
         raise error
 
-    async def main() -> None:
-        with pytest.raises(type(error), match="no"):
-            await threads.run(fail)
-        assert await threads.run(lambda: 3) == 3
-
-    asyncio.run(main())
+    with pytest.raises(type(error), match="no"):
+        await threads.run(fail)
+    assert await threads.run(lambda: 3) == 3
 
 
 def test_work_whose_caller_has_left_or_whose_loop_is_closed_is_no_error() -> None:

@@ -195,11 +195,6 @@ def test_what_a_client_names_is_no_longer_than_in_the_log() -> None:
     assert found["url.path"] == "/" + "y" * 196 + "..."
 
 
-@pytest.mark.parametrize("changes", [{"quiet": True}, {"reads": True}, {"dialect": ""}])
-def test_only_what_generates_is_traced(changes: dict[str, Any]) -> None:
-    assert traced(served(**changes)) == {}
-
-
 def test_the_log_gets_the_ids_of_the_trace() -> None:
     traces = SpanTraces(Collected())
     found = traces.record(served(headers={"traceparent": TRACEPARENT}))
@@ -315,8 +310,8 @@ def test_a_request_that_ends_before_its_first_token_has_no_latency() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"quiet": True}, {"reads": True}, {"dialect": ""}])
-def test_only_what_generates_is_measured(changes: dict[str, Any]) -> None:
-    assert measured(served(**changes)) == {}
+def test_only_what_generates_is_traced_and_measured(changes: dict[str, Any]) -> None:
+    assert traced(served(**changes)) == measured(served(**changes)) == {}
 
 
 def test_who_sends_is_named() -> None:

@@ -25,6 +25,7 @@ from djl_trtllm.telemetry.reports import (
     open_traces,
 )
 from tests.support.tables import by_table
+from tests.support.virtual_time import in_real_time
 from tests.telemetry.requests import served, state
 
 # What asks OpenTelemetry for traces and metrics.
@@ -141,6 +142,8 @@ def test_nothing_of_opentelemetry_is_imported_unless_it_is_asked_for() -> None:
 
 
 class Traced:
+    """Traces or metrics that are kept."""
+
     def __init__(self, error: Exception | None = None) -> None:
         self.requests: list[ServedRequest] = []
         self.closed = False
@@ -161,7 +164,7 @@ def telemetry_of(log: RequestLog | None = None, traces: Any = None, metrics: Any
 
 
 def test_what_requests_have_for_opentelemetry_is_kept_where_one_signal_is_sent() -> None:
-    assert [telemetry_of(None, *given).exports for given in ((), (Traced(),), (None, Measured()))] == [
+    assert [telemetry_of(None, *given).exports for given in ((), (Traced(),), (None, Traced()))] == [
         False,
         True,
         True,
@@ -187,21 +190,9 @@ def test_the_line_of_a_request_names_its_trace(caplog: pytest.LogCaptureFixture)
     assert traced.closed
 
 
-class Measured:
-    def __init__(self) -> None:
-        self.requests: list[ServedRequest] = []
-        self.closed = False
-
-    def record(self, request: ServedRequest) -> None:
-        self.requests.append(request)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def test_a_request_is_measured_with_and_without_a_line_and_a_trace() -> None:
     for log, traced in ((None, None), (RequestLog(), Traced())):
-        measured = Measured()
+        measured = Traced()
         request = served(state())
         telemetry = telemetry_of(log, traced, measured)
         report(telemetry, request)
@@ -230,7 +221,7 @@ def test_the_end_waits_for_what_is_sent_but_not_for_a_collector_that_does_not_an
     joined = threading.Thread.join
     monkeypatch.setattr(threading.Thread, "join", join)
     monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=iter((10.0, 10.0, 12.0, 0, 0, 9)).__next__))
-    traced, metrics = Waiting(), Measured()
+    traced, metrics = Waiting(), Traced()
     telemetry_of(None, traced, metrics).close()
     assert not traced.closed
     assert waited == [3.0, 1.0], "together"
@@ -260,27 +251,20 @@ def test_what_goes_wrong_while_telling_does_not_reach_the_request(caplog: pytest
     assert caplog.records[0].request_id == "r-1"  # type: ignore[attr-defined]
 
 
-def test_what_is_reported_soon_has_what_happens_until_then(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_reported_soon_has_what_happens_until_then(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     request = served(state(), status=499)
-
-    async def ended() -> None:
-        Telemetry(RequestLog()).ended_soon(request)
-        request.status = 200
-        await asyncio.sleep(0)
-
-    asyncio.run(ended())
+    Telemetry(RequestLog()).ended_soon(request)
+    request.status = 200
+    await asyncio.sleep(0)
     assert caplog.records[0].getMessage().startswith("POST /invocations 200 ")
 
 
-def test_the_end_writes_how_many_requests_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
+@in_real_time
+async def test_the_end_writes_how_many_requests_have_no_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-
-    async def flood() -> None:
-        telemetry = Telemetry(RequestLog())
-        for _ in range(11):
-            telemetry.ended(served(status=503))
-        telemetry.close()
-
-    asyncio.run(flood())
+    telemetry = Telemetry(RequestLog())
+    for _ in range(11):
+        telemetry.ended(served(status=503))
+    telemetry.close()
     assert caplog.records[-1].getMessage().endswith(" have no line: 1 with 503")
