@@ -375,6 +375,8 @@ def test_what_no_image_runs_is_removed_from_the_packages_that_the_file_names(tmp
 
 IMAGES = sorted((Path(__file__).parent / "beside").glob("*.txt"))
 REFERENCE = next(image for image in IMAGES if image.stem == "tensorrt-llm-1.2.1")
+INSTALLED = [image for image in IMAGES if image.stem in ("tensorrt-llm-1.0", "tensorrt-llm-1.4.0rc1", "vllm-0.33")]
+"""The first and the last. Of those between, the pins are resolved, which takes a tenth of the time."""
 REPLACED = {"uvicorn"}
 """What the project needs newer than some images have it; no engine pins it."""
 VERIFYING = re.findall(r"'(.+?>=.+?)'", (ROOT / "docker" / "verify").read_text())
@@ -461,7 +463,7 @@ class Container:
 
 @pytest.mark.slow
 @since_3_11
-@pytest.mark.parametrize("image", [image for image in IMAGES if image != REFERENCE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("image", INSTALLED, ids=lambda path: path.stem)
 def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, environment: Path, tmp_path: Path) -> None:
     container = Container(image, tmp_path, environment)
     docker = ROOT / "docker"

@@ -6,6 +6,7 @@ The engine is slow by its script, so that neither the machine's speed nor its lo
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +47,30 @@ def test_a_sweep_finds_the_places_and_the_speed_of_the_batch(tmp_path: Path) -> 
     assert [load["requests"]["failed"] for load in found["loads"]] == [0] * len(found["loads"])
 
 
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server so slow that what a busy machine adds on the way is little."""
+    model = scripted_model(tmp_path_factory.mktemp("slow") / "model", {"steps_per_second": 1})
+    with serving(model) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("api", "load"),
     [("chat", ("--concurrency", "3")), ("lmi", ("--rate", "1.5"))],
 )
-def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, str], tmp_path: Path) -> None:
-    # So slow that what a busy machine adds on the way is little.
-    script = {"steps_per_second": 1}
+def test_times_agree_with_the_servers_own_histograms(
+    slow: Server, api: str, load: tuple[str, str], tmp_path: Path
+) -> None:
     names = ("time_to_first_token_seconds", "inter_token_latency_seconds")
 
-    def totals(server: Server) -> list[tuple[float, float]]:
-        return [(server.metric(f"{name}_sum"), server.metric(f"{name}_count")) for name in names]
+    def totals() -> list[tuple[float, float]]:
+        return [(slow.metric(f"{name}_sum"), slow.metric(f"{name}_count")) for name in names]
 
-    with serving(scripted_model(tmp_path / "model", script)) as server:
-        before = totals(server)
-        options = ("--requests", "6", "--warmup", "0", "--output-tokens", "3")
-        found = bench(server, tmp_path, "--api", api, *load, *options)
-        after = totals(server)
+    before = totals()
+    options = ("--requests", "6", "--warmup", "0", "--output-tokens", "3")
+    found = bench(slow, tmp_path, "--api", api, *load, *options)
+    after = totals()
     means = [(sum_ - sum0) / (count - count0) for (sum_, count), (sum0, count0) in zip(after, before, strict=True)]
     (measured,) = found["loads"]
     assert measured["requests"]["succeeded"] == 6

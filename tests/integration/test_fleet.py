@@ -1,4 +1,4 @@
-"""Eight servers start at once where nothing is compiled yet: one compiles, also when the first to try is killed."""
+"""Four servers start at once where nothing is compiled yet: one compiles, also when the first to try is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.server import START_SECONDS, Server, environment, run_cli
 
 pytestmark = pytest.mark.slow
 
-SERVERS = 8
+SERVERS = 4
 FLEET_CACHE = f"s3://{MOTO_BUCKET}/engines"
 
 
@@ -118,7 +118,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(root: Path, cache_of: Callable[[int], Path], build_seconds: float, **environ: str) -> Iterator[Fleet]:
-    """Eight servers that have just been started."""
+    """Servers that have just been started."""
     started = Fleet(root, cache_of, build_seconds, **environ)
     try:
         for number in range(SERVERS):
@@ -154,7 +154,7 @@ def check_store(url: str) -> None:
     assert len({key.split("/")[2] for key in keys(url, "engines/") if key.count("/") > 1}) == 1
 
 
-def test_eight_servers_on_one_directory_outlive_their_builder(tmp_path: Path) -> None:
+def test_servers_on_one_directory_outlive_their_builder(tmp_path: Path) -> None:
     with fleet(tmp_path, lambda number: tmp_path / "cache", 8.0) as servers:
         servers.start(servers.kill_the_builder())
         servers.answers()
@@ -162,7 +162,7 @@ def test_eight_servers_on_one_directory_outlive_their_builder(tmp_path: Path) ->
         servers.check_caches()
 
 
-def test_eight_servers_with_a_cache_in_s3_outlive_their_builder(tmp_path: Path, aws: str) -> None:
+def test_servers_with_a_cache_in_s3_outlive_their_builder(tmp_path: Path, aws: str) -> None:
     with fleet(tmp_path, lambda number: tmp_path / f"cache-{number}", 8.0, **in_s3(aws)) as servers:
         killed = servers.kill_the_builder()
         assert len(leases(aws)) == 1 and len(keys(aws)) == 1

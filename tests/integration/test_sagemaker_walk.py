@@ -169,7 +169,7 @@ def run_notebook(python: str, cells: list[str], folder: Path, aws: SageMaker) ->
         env=environ,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

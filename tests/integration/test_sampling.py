@@ -131,7 +131,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 def generate(server: Server, **parameters: Any) -> httpx.Response:
     body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 100, **parameters}}
-    return httpx.post(f"{server.url}/invocations", json=body, timeout=60)
+    return server.http.post("/invocations", json=body)
 
 
 def fits(text: str) -> bool:
@@ -316,12 +316,12 @@ def test_what_drafts_proposed_is_in_the_usage_the_log_and_the_metrics(speculatin
     before = speculating.metric("accepted_draft_tokens_total")
     text = "Tom and Sue saw a dog. Tom and Sue saw a cat. Tom and Sue saw a"
     body = {"prompt": text, "max_tokens": 30, "temperature": 0, "n": 2, "stop": ["zzz"]}
-    answer = httpx.post(f"http://127.0.0.1:{speculating.port}/v1/completions", json=body, timeout=60).json()
+    answer = speculating.http.post("/v1/completions", json=body).json()
     accepted = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
     assert len({choice["text"] for choice in answer["choices"]}) == 1
     assert 0 < accepted < answer["usage"]["completion_tokens"]
     assert speculating.metric("accepted_draft_tokens_total") == before + accepted
-    page = httpx.get(f"http://127.0.0.1:{speculating.port}/metrics").text
+    page = speculating.http.get("/metrics").text
     for name in ("trtllm_spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_total"):
         assert re.search(rf"^{name}{{.*}} {before + accepted:.1f}$", page, re.MULTILINE)
     # OpenVINO does not say what was proposed.

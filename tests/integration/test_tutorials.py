@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import PATIENCE
 from tests.support.sagemaker_front import sagemaker
 from tests.support.server import CLI, START_SECONDS, environment, free_port
 from tests.support.tables import by_table
@@ -127,7 +128,7 @@ class Reader:
         if server is not None:
             os.killpg(server.pid, signal.SIGINT)
             try:
-                server.wait(60)
+                server.wait(PATIENCE)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(server.pid, signal.SIGKILL)

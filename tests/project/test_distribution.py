@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from email.parser import BytesParser
 from pathlib import Path
@@ -20,6 +19,8 @@ from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
 
 import djl_trtllm
+from tests.support.processes import PATIENCE, wait_until
+from tests.support.server import START_SECONDS, free_port
 from tests.support.uv import uv
 
 ROOT = Path(__file__).parents[2]
@@ -160,9 +161,7 @@ def test_a_clean_environment_serves_the_demonstration_model_of_the_wheel(wheel: 
         cwd=tmp_path,
     )
     assert not list(environment.glob("lib/python*/site-packages/torch")), "serving needs no torch"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [str(environment / "bin" / "djl-trtllm"), "serve", "--demo", "--host", "127.0.0.1", "--port", str(port)]
     log = tmp_path / "log"
     # Nothing of this test's own environment: the package has to stand in the new one.
@@ -170,8 +169,15 @@ def test_a_clean_environment_serves_the_demonstration_model_of_the_wheel(wheel: 
     with log.open("wb") as stderr:
         server = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=stderr, stderr=stderr)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
-            wait_until_ready(client, server, log)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False) as client:
+
+            def ready() -> bool:
+                assert server.poll() is None, log.read_text()
+                with contextlib.suppress(httpx.TransportError):
+                    return client.get("/ping").status_code == 200
+                return False
+
+            wait_until(ready, START_SECONDS, "/ping 200")
             request = {"inputs": "Once upon a time, in a dark wood,", "parameters": {"max_new_tokens": 6}}
             answer = client.post("/invocations", json=request)
             models = client.get("/ping").json()
@@ -179,22 +185,10 @@ def test_a_clean_environment_serves_the_demonstration_model_of_the_wheel(wheel: 
         assert answer.json()["generated_text"].startswith(" there lived")
         assert list(models) == ["tiny-stories"]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0, log.read_text()
+        assert server.wait(PATIENCE) == 0, log.read_text()
     finally:
         server.kill()
         server.wait()
-
-
-def wait_until_ready(client: httpx.Client, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 180
-    while True:
-        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
-        try:
-            if client.get("/ping").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
 
 
 # -- `tensorrt_llm_toolkit` as it is installed: from the wheel and in place, alone and beside the real one -------------

@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Scope
 
 from djl_trtllm.server.exchange import CONNECTION
+from tests.support.processes import PATIENCE
 from tests.support.server import free_port
 
 JSON = {"content-type": "application/json"}
@@ -240,7 +241,7 @@ def listening(application: Callable[[], AbstractAsyncContextManager[ASGIApp]]) -
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        assert ready.wait(60)
+        assert ready.wait(PATIENCE)
         while not servers[0].started:
             assert thread.is_alive()
             ready.wait()
@@ -249,5 +250,5 @@ def listening(application: Callable[[], AbstractAsyncContextManager[ASGIApp]]) -
     finally:
         if servers:
             servers[0].should_exit = True
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from tests.support.client import PING, raw_post
-from tests.support.processes import InBackground, wait_until
+from tests.support.processes import PATIENCE, InBackground, wait_until
 from tests.support.server import Server
 from tests.support.vision import chunk, data_url, encoded, image_part, png, text_bomb
 
@@ -92,7 +92,7 @@ def _ask(server: Server, request: bytes, mark: bytes, times: Times, failures: li
     started, before = time.monotonic(), cpu_seconds(server.process.pid)
     received = b""
     try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             connection.sendall(request)
             while mark not in received and (data := connection.recv(65536)):
                 received += data

@@ -26,12 +26,12 @@ import botocore.config
 import httpx
 from botocore.exceptions import ClientError
 
+from tests.support.processes import PATIENCE
 from tests.support.s3 import moto_server
 from tests.support.server import Server, serving
 
 REGION = "us-east-1"
 ROLE_NAME = "SageMakerRole"
-_INVOKE_SECONDS = 60
 _OPERATIONS = {
     "invocations": "InvokeEndpoint",
     "invocations-response-stream": "InvokeEndpointWithResponseStream",
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.aws.forwarded.append(headers)
         url = f"{hosted.server.url}/invocations"
         with (
-            httpx.Client(trust_env=False, timeout=_INVOKE_SECONDS) as http,
+            httpx.Client(trust_env=False, timeout=PATIENCE) as http,
             http.stream("POST", url, content=body, headers=headers) as answer,
         ):
             if answer.status_code >= 400:

@@ -77,8 +77,6 @@ def test_the_next_turn_of_a_conversation_reaches_the_replica_of_the_one_before(c
 
 # -- Adapters of `user_config` are those of all replicas, without a restart --------------------------------------------
 
-pytestmark = pytest.mark.slow
-
 APP, ROUTE = "adapting", "/adapting"
 REPLICAS = 2
 

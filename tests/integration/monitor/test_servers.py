@@ -98,18 +98,7 @@ def _server(model: Path, keys: Path) -> Server:
     return server
 
 
-def test_a_server_with_open_pages_ends_at_once(model: Path, open_page: Open, seen: Seen) -> None:
-    seen.expected = ("net::ERR_",)
-    with serving(model, **SHOWN) as server:
-        page = open_page(server)
-        live(page)
-        server.terminate()
-        assert server.wait() == 0
-        assert not server.says("Cancel")
-        page.locator("#link", has_text="disconnected").wait_for()
-
-
-def test_the_page_of_a_server_that_is_gone_comes_back_with_the_next_one(
+def test_a_server_with_an_open_page_ends_at_once_and_the_page_comes_back_with_the_next_one(
     model: Path, open_page: Open, seen: Seen
 ) -> None:
     seen.expected = ("net::ERR_",)
@@ -119,7 +108,9 @@ def test_the_page_of_a_server_that_is_gone_comes_back_with_the_next_one(
         first.generate(4)
         page.locator('[data-tile="waiting"]', has_not_text="0 requests in all").wait_for()
         first.terminate()
-        first.wait()
+        assert first.wait() == 0
+        assert not first.says("Cancel")
+        page.locator("#link", has_text="disconnected").wait_for()
     with contextlib.closing(Server(model, SHOWN, port=first.port)) as second:
         second.wait_for_ping()
         live(page)

@@ -15,7 +15,7 @@ import pytest
 from tests.support.hostile import Times, cpu_seconds, late
 from tests.support.hostile_models import HOSTILE, LARGE, OTHERS, write_hostile, write_large
 from tests.support.models import scripted_model
-from tests.support.processes import InBackground, wait_until
+from tests.support.processes import PATIENCE, InBackground, wait_until
 from tests.support.server import Server, serving
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,7 @@ class Pings(InBackground):
 
     def _run(self) -> None:
         pid = self.server.process.pid
-        with httpx.Client(base_url=self.server.url, timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=self.server.url, timeout=PATIENCE, trust_env=False) as client:
             while not self._end.is_set():
                 began, before = time.perf_counter(), cpu_seconds(pid)
                 assert client.get("/ping").status_code == 200

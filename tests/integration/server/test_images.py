@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.fuzz import damaged
 from tests.support.client import JSON
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE, wait_until
 from tests.support.random_requests import random_image_request
 from tests.support.server import Server, serving
 from tests.support.vision import chunk, data_url, encoded, image_part, picture, png, seeing_model, text_bomb
@@ -119,7 +119,7 @@ def test_random_images_are_answered_or_refused_and_nothing_is_left(seeing: Serve
             assert response.status_code in (200, 400, 413, 422, 424), (request, response.text)
 
     async def batch(count: int) -> int:
-        async with httpx.AsyncClient(base_url=seeing.url, timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=seeing.url, timeout=PATIENCE, trust_env=False) as client:
             await asyncio.gather(*(send(client, count // AT_ONCE) for _ in range(AT_ONCE)))
         return int(seeing.process.memory_info().rss)
 

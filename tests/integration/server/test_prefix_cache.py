@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.support.models import scripted_model
+from tests.support.processes import PATIENCE
 from tests.support.server import Server, running, serving
 from tests.support.vision import data_url, encoded, image_part, picture, seeing_model_on_tensorrt_llm
 
@@ -25,7 +26,7 @@ class KeyedServer(Server):
 
     def client(self, name: str) -> httpx.Client:
         headers = {"authorization": f"Bearer {name}-key"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
 
     def _client(self) -> httpx.Client:
         return self.client("ada")

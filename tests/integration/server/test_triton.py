@@ -25,7 +25,7 @@ from tests.integration.server.conftest import make_model, make_paced_model
 from tests.server.test_grpc import TABLE
 from tests.support.dialects import prompt_tensors, tensor
 from tests.support.models import PROMPT, scripted_model
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE, wait_until
 from tests.support.server import Server, free_port, running, serving
 from tests.support.tables import by_table
 
@@ -93,7 +93,7 @@ def expected(tokenizer: Tokenizer, tokens: int, prompt: str = PROMPT) -> str:
 def shell(server: Server, script: str) -> str:
     """What a line of the document prints, with this server's port."""
     line = script.replace("localhost:8000", f"localhost:{server.port}")
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
 
 
 @needs_curl
@@ -244,7 +244,7 @@ class Stream:
         received.put((result, error))
 
     def next(self) -> tuple[Any, Any]:
-        return self.received.get(timeout=60)
+        return self.received.get(timeout=PATIENCE)
 
     def until_final(self, count: int = 1) -> list[Any]:
         """The results up to the final ones of `count` requests."""
