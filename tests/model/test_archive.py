@@ -235,6 +235,10 @@ def test_a_compression_bomb_is_stopped_by_its_ratio_to_the_archive(tmp_path: Pat
         assert (tmp_path / str(number)).exists() is fits
 
 
+def test_the_ratio_of_a_small_archive_is_not_looked_at(tmp_path: Path) -> None:
+    extract(pack(tmp_path / "m.tar.gz", member("zeros", bytes(10_000))), tmp_path / "out", bounds=Bounds(ratio=1))
+
+
 def test_the_number_of_members_is_bounded(tmp_path: Path) -> None:
     packed = pack(tmp_path / "m.tar.gz", *(member(f"f{number}") for number in range(11)))
     with pytest.raises(ArchiveError, match="more than 10 members"):
