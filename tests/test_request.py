@@ -10,7 +10,24 @@ import msgspec
 import pytest
 
 from djl_trtllm.executor.protocol import Feature
-from djl_trtllm.request import FIELDS, FinishReason, GenerationRequest, Sampling, new_hex_id, new_id, read_traits
+from djl_trtllm.request import (
+    FIELDS,
+    FinishReason,
+    GenerationRequest,
+    Sampling,
+    begins_with_reasoning,
+    new_hex_id,
+    new_id,
+    read_traits,
+)
+
+
+def test_output_begins_with_reasoning_after_its_opener_or_where_nothing_has_ended_it() -> None:
+    prompts = ("Hi <think>\n", "Hi </think>\n", "Hi")
+    found = [
+        [begins_with_reasoning(text, "<think>", "</think>", starts=starts) for text in prompts] for starts in (0, 1)
+    ]
+    assert found == [[True, False, False], [True, False, True]]
 
 
 def test_the_defaults_of_requests_are_neutral() -> None:

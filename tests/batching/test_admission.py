@@ -24,6 +24,7 @@ from djl_trtllm.request import (
     Guide,
     GuideKind,
     ImageSource,
+    Pooling,
     RankedToken,
     RequestOrigin,
     Sampling,
@@ -88,6 +89,13 @@ def test_an_engine_with_beams_for_every_request_refuses_what_beams_have_not() ->
     found = refusals(replace(ENGINE, beams=4), EVERYTHING)
     assert {"temperature", "seed", "top_logprobs", "prompt_logprobs", GuideKind.REGEX} < set(found)
     assert not {"beam_width", "length_penalty", "min_new_tokens", "needs_logprobs"} & set(found)
+
+
+def test_a_vector_has_at_most_as_many_dimensions_as_those_of_the_model() -> None:
+    limits = replace(ENGINE, task="embed", dimensions=8)
+    assert supported(asking(pooling=Pooling(dimensions=8)), limits, EVERYTHING).pooling == Pooling(dimensions=8)
+    with pytest.raises(InvalidRequestError, match="'dimensions' is 9: expected at most 8"):
+        supported(asking(pooling=Pooling(dimensions=9)), limits, EVERYTHING)
 
 
 # -- how long a sequence may be ----------------------------------------------------------------------------------------

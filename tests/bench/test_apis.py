@@ -213,12 +213,12 @@ def test_a_file_has_texts_and_messages_and_is_read_again_and_again(tmp_path: Pat
 def test_a_line_may_have_ids_a_length_and_parameters_of_its_request(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(
-        '{"prompt_ids": [3, 4], "parameters": {"seed": 1}}\n{"prompt_tokens": 26}\n'
+        '{"prompt_ids": [0, 4], "parameters": {"seed": 1}}\n{"prompt_tokens": 26}\n'
         '{"prompt_ids": [5], "prompt": "five", "prompt_tokens": 1}\n'
     )
     found = list(islice(of_file(file, 9, random.Random(1), 1.3), 3))
     ids, both, length = sorted(found, key=lambda prompt: len(prompt.text))
-    assert (ids.ids, ids.parameters) == ([3, 4], {"seed": 1})
+    assert (ids.ids, ids.parameters) == ([0, 4], {"seed": 1})
     assert len(length.text.split()) == 20
     assert (both.ids, both.text, both.tokens) == ([5], "five", 0)
 

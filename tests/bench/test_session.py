@@ -332,6 +332,7 @@ def test_a_server_that_only_refuses_ends_the_load() -> None:
     figures = measured_load(refuse, Load(concurrency=1, duration=600.0, warmup=0.0))
     assert not figures.complete
     assert figures.errors == {"HTTP 503": 50}
+    assert measured_load(refuse, Load(concurrency=1, duration=None, requests=49, warmup=0.0)).complete
 
 
 def test_refusals_beside_successes_do_not_end_it() -> None:

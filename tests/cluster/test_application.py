@@ -21,7 +21,7 @@ from djl_trtllm.cluster.application import (
 )
 from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
+from djl_trtllm.routing.scaling import QueueAndCachePolicy
 from tests.support.models import scripted_model
 from tests.support.tables import by_rows, by_table
 
@@ -43,17 +43,6 @@ def test_what_is_wrong_with_an_argument_is_an_error_that_names_it(given: dict[st
     with pytest.raises(ConfigError) as error:
         ClusterArguments.parse(given)
     assert problem in str(error.value)
-
-
-@by_table("text", "batch", "scaling")
-def test_autoscaling_has_a_concurrency_of_seven_tenths_of_the_batch(text: str, batch: int, scaling: list[int]) -> None:
-    assert [*Autoscaling.parse(text, batch)] == scaling
-
-
-@by_table("text", "expected")
-def test_autoscaling_that_is_not_two_or_three_numbers_in_order_is_refused(text: str, expected: str) -> None:
-    with pytest.raises(ConfigError, match=f"autoscale={text}: .*{expected}"):
-        Autoscaling.parse(text, 64)
 
 
 @pytest.fixture
@@ -231,19 +220,6 @@ def test_a_replica_reserves_gpus_where_its_ranks_run_on_its_node(
         return
     with pytest.raises(ConfigError, match=expected):
         reserved_gpus(load(None, {}, arguments=arguments).options)
-
-
-@by_table("present", "metrics", "wanted")
-def test_there_are_as_many_replicas_as_keep_the_concurrency_on_each(
-    present: int, metrics: dict[str, list[float]], wanted: int
-) -> None:
-    context: Any = SimpleNamespace(
-        aggregated_metrics={name: dict(enumerate(values)) for name, values in metrics.items()},
-        current_num_replicas=present,
-        capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=6,
-    )
-    assert QueueAndCachePolicy(concurrency=10)(context) == (wanted, {})
 
 
 def test_ray_calls_it_with_its_own_snapshots() -> None:

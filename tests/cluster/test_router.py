@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from djl_trtllm.cluster.ray_names import CHOSEN
+from djl_trtllm.cluster.ray_names import CHOSEN, REFUSED
 from tests.support.processes import PATIENCE
 
 pytest.importorskip("ray", reason="Ray is not installed: it is in the extra `ray`", exc_type=ImportError)
@@ -29,6 +29,7 @@ class Head:
         self.handles = 0
         self.told: list[tuple[str, Any]] = []
         self.gone = False
+        self.refused_for = 0.0
 
     def get_replica_context(self) -> Any:
         return SimpleNamespace(deployment="d", app_name="a", replica_id=SimpleNamespace(unique_id="this router"))
@@ -49,6 +50,7 @@ class Head:
     @asynccontextmanager
     async def choose_replica(self, question: Question, fleet: Fleet, **_: Any) -> Any:
         fleet.route(question, {"one": Load(), "two": Load()})
+        question.refused_for = self.refused_for
         yield
 
 
@@ -74,3 +76,18 @@ def test_routing_and_news_need_neither_the_controller_nor_the_head(gone: bool, m
     asyncio.run(story())
     assert head.handles == 1
     assert {method for method, _ in head.told} == (set() if gone else {"heard"})
+
+
+def test_haproxy_is_told_for_how_long_a_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head()
+    monkeypatch.setattr(router_module, "serve", head)
+
+    async def said(seconds: float) -> dict[str, str]:
+        head.refused_for = seconds
+        app = await Router(head, slack=4).__serve_build_asgi_app__()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
+            headers: dict[str, str] = (await client.post("/internal/route", json={})).json()["request_headers"]
+            return headers
+
+    assert asyncio.run(said(7.4))[REFUSED] == "7"
+    assert REFUSED not in asyncio.run(said(0.0))

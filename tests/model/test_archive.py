@@ -242,6 +242,11 @@ def test_a_compression_bomb_is_stopped_by_its_ratio_to_the_archive(
         assert (tmp_path / str(number)).exists() is fits
 
 
+def test_the_ratio_of_a_small_archive_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound(monkeypatch, MOST_RATIO=1)
+    extract(pack(tmp_path / "m.tar.gz", member("zeros", bytes(10_000))), tmp_path / "out")
+
+
 def test_the_number_of_members_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack(tmp_path / "m.tar.gz", *(member(f"f{number}") for number in range(11)))
     bound(monkeypatch, MOST_MEMBERS=10)

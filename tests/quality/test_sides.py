@@ -186,7 +186,8 @@ class WithoutPrompts:
         for number, request in enumerate(requests):
             result = OfflineResult(number, request, wants_prompt_tokens=False)
             end = SequenceResult(FinishReason.END_TOKEN, 2, None, None)
-            result.encode(OutputChunk(0, [Token(5, "a", -0.5, False), Token(0, "", -1.0, True)], end))
+            logprobs = (-0.5, -1.0) if request.asks_logprobs else (None, None)
+            result.encode(OutputChunk(0, [Token(5, "a", logprobs[0], False), Token(0, "", logprobs[1], True)], end))
             if request.prompt_logprobs is not None:
                 result.fail(UnsupportedParameterError("this engine has none"))
             yield result

@@ -407,7 +407,7 @@ def test_what_the_engine_could_not_load_of_the_models_folder_is_left_out(
 def test_roots_are_the_operators_or_sagemakers() -> None:
     named = Options(adapter_roots=("/a", "/b"))
     assert adapter_roots(named, {"SAGEMAKER_REGION": "x"}) == (Path("/a"), Path("/b"))
-    assert adapter_roots(Options(), {"SAGEMAKER_REGION": "x"}) == (Path("/opt/ml"),)
+    assert adapter_roots(Options(), {"HOME": "/", "SAGEMAKER_REGION": "x"}) == (Path("/opt/ml"),)
     assert adapter_roots(Options(), {"HOME": "/"}) == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,11 @@ def line(command: str, target: str, place: int = -1) -> Line:
 def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: str, value: Any) -> None:
     found = line(command, target)
     assert (found.name, found.value) == (name, value)
+
+
+def test_the_json_of_a_setting_says_where_it_came_from_and_what_became_of_it() -> None:
+    found = json.loads(json.dumps(line("vllm serve M --max-num-seqs 4", "lmi").as_json()))
+    assert found.keys() == {"written", "origin", "exactness", "name", "value", "row", "reason"}
 
 
 @by_table("command", "target", "exactness", "says")

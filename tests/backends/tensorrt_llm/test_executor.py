@@ -33,6 +33,7 @@ def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: Mak
     limits = engine.executor.limits
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
     assert (limits.max_seq_len, limits.lookahead, limits.stops) == (100, 3, True)
+    assert make(max_prompt_len=60).executor.limits.max_prompt_len == 60
     assert make(stop_in_engine=False).executor.limits.stops is False
     assert limits.stops_ignored is True
     fields = find_sampler("1.2.1", "pytorch", {}, 1).fields
