@@ -146,9 +146,10 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels. `stops_ignored`:
     whether it is given none of a request that ignores the end token. `beams`: every request must have exactly this
     many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`: whether a request's seed decides its
-    tokens. `draws_seeds`: whether a sampled sequence gets a seed where its request gives none. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`). `tries_guides`: whether it takes `Try`,
-    so that a request waits for the trial of its guide without a place. `draft_tokens`: above 0 where it speculates;
-    tokens that a sequence may have beyond its own in the KV cache, where `kv_blocks` counts, while they are verified.
+    tokens. `draws_seeds`: whether a sampled sequence gets a seed where its request gives none. `max_prompt_len`: tokens
+    of the longest prompt (0: `max_seq_len`). `tries_guides`: whether it takes `Try`, so that a request waits for the
+    trial of its guide without a place. `draft_tokens`: above 0 where it speculates; tokens that a sequence may have
+    beyond its own in the KV cache, where `kv_blocks` counts, while they are verified.
     `repeats`: a sequence that goes on after the loss of an engine process begins anew (`Submit.repeated_ids`), because
     the engine takes no tokens after its prompts. `task`: what each request has to be for. `dimensions`: of its vectors.
     """
