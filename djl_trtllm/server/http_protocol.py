@@ -150,6 +150,7 @@ class HttpProtocol(asyncio.Protocol):
         if protocol.refusal is not None:
             self._connections.note(protocol.refusal)
             self._report(protocol.refusal)
+        self._parser = None  # it refers to this connection
         return protocol
 
     # -- reading -------------------------------------------------------------------------------------------------------

@@ -318,7 +318,7 @@ class _Socket:
         options = self.context.options
         self._bodies = self.context.bodies
         self._most_bytes, self._idle_seconds = options.max_request_size, options.websocket_idle_timeout
-        self._idle: asyncio.TimerHandle
+        self._idle: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[Any] | None = None
 
     # -- as a `ServerConnection` -----------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class _Socket:
             end = self._end
         finally:
             self._reading = None
-            self._idle.cancel()
+            self._stop_timer()
             self._gone.set()
             if self._answering is not None:  # what the client asked for is cancelled
                 self._answering.cancel()
@@ -373,8 +373,13 @@ class _Socket:
             if len(self._waiting) > _MOST_WAITING or self._held > self._most_bytes:
                 return _TOO_MUCH, f"at most {_MOST_WAITING} messages of {self._most_bytes} bytes in all may wait"
             if self._answering is None:
-                self._idle.cancel()
+                self._stop_timer()
                 self._answering = asyncio.create_task(self._answer_all())
+
+    def _stop_timer(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None  # uvloop's refers to this socket also afterwards
 
     def _await_message(self) -> None:
         end = _IDLE, f"no message within websocket_idle_timeout={self._idle_seconds:g} seconds"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -262,6 +264,17 @@ async def test_a_handshake_that_opens_a_socket_has_no_line_of_a_refusal(caplog: 
         peer = await Peer().open()
         await peer.leave()
     assert not caplog.records
+
+
+async def test_the_connection_of_a_handshake_is_freed_at_once() -> None:
+    peer = await Peer().open()
+    protocol = weakref.ref(peer.http.protocol)
+    gc.disable()  # many at once would be a long collection
+    try:
+        del peer.http.protocol
+        assert protocol() is None
+    finally:
+        gc.enable()
 
 
 async def test_sockets_are_opened_one_after_the_other_and_others_have_turns_between_them() -> None:
