@@ -18,7 +18,7 @@ import psutil
 
 from tests.faults.figures import guide_bombs, hostile_models, hostile_requests, large_adapter
 from tests.faults.load import Case, Kind, Load, Row, engine_replaced, repeated, row_of
-from tests.faults.ray import ray_head, ray_replicas
+from tests.faults.ray import ray_faults
 from tests.support.floods import FLOODS, GRPC, flooded
 from tests.support.models import TINY_STORIES, tensorrt_llm_model
 from tests.support.processes import survivors, wait_until
@@ -457,8 +457,7 @@ KINDS = {
         Kind("large_adapter", large_adapter, ("tensorrt_llm",), short=("tensorrt_llm",)),
         Kind("hostile_requests", hostile_requests, ("scripted",)),
         Kind("guide_bombs", guide_bombs, ("openvino",), short=("openvino",)),
-        Kind("ray", ray_replicas, ("scripted",)),
-        Kind("ray-head", ray_head, ("scripted",)),
+        Kind("ray", ray_faults, ("scripted",)),
     )
 }
 """The kinds, with the engines that each can be played on, and those of its short form."""

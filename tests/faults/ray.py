@@ -17,46 +17,31 @@ from tests.support.client import Answer
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster, command
 
+_FIRST_WITH_ROCKSDB = Version("2.60")
+"""The first version with RocksDB: a head that is started again finds its state on the disk."""
 
-def ray_replicas(case: Case) -> Iterator[Row]:
+
+def ray_faults(case: Case) -> Iterator[Row]:
     if importlib.util.find_spec("ray") is None:
         yield Row("ray", case.engine, note="Ray is not installed (the extra `ray`)", skipped=True)
         return
     model, _ = case.model()
-    with RayCluster(nodes=2) as cluster:
+    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(case.folder / "gcs")}
+    if Version(importlib.metadata.version("ray")) < _FIRST_WITH_ROCKSDB:
+        storage = {}
+    with RayCluster(nodes=2, environ=storage) as cluster:
         fleet = Fleet(cluster, model, case.streams)
         yield row(fleet, case, "engine process killed", fleet.kill_engine)
         yield row(fleet, case, "replica killed", fleet.kill_replica, cuts=True)
-        yield row(fleet, case, "rolling update", fleet.update)
-        if case.short:
-            return
-        yield row(fleet, case, "scaled to 1, 3, 1", fleet.scale)
-        yield row(fleet, case, "node lost", fleet.lose_node, cuts=True)
+        if not (case.short and storage):
+            yield row(fleet, case, "rolling update", fleet.update)
+        if not case.short:
+            yield row(fleet, case, "scaled to 1, 3, 1", fleet.scale)
+            yield row(fleet, case, "node lost", fleet.lose_node, cuts=True)
         yield row(fleet, case, "head lost", fleet.lose_head)
-
-
-# -- the head of a Ray cluster is lost and started again ---------------------------------------------------------------
-#
-# Its state is on a disk, as KubeRay's may be in a Redis.
-
-_FIRST_WITH_ROCKSDB = Version("2.60")
-
-
-def ray_head(case: Case) -> Iterator[Row]:
-    try:
-        suits = Version(importlib.metadata.version("ray")) >= _FIRST_WITH_ROCKSDB
-    except importlib.metadata.PackageNotFoundError:
-        suits = False
-    if not suits:
-        yield Row("ray head", case.engine, note="this machine has no Ray that keeps its state on a disk", skipped=True)
-        return
-    model, _ = case.model()
-    storage = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(case.folder / "gcs")}
-    with RayCluster(nodes=2, environ=storage) as cluster:
-        fleet = Fleet(cluster, model, case.streams)
-        yield row(fleet, case, "head lost", fleet.lose_head)
-        fault = "head started again, then a rolling update"
-        yield row(fleet, case, fault, fleet.update_after_restart_of_head)
+        if storage:
+            fault = "head started again, then a rolling update"
+            yield row(fleet, case, fault, fleet.update_after_restart_of_head)
 
 
 # -- A fleet of replicas on a Ray cluster, what happens to it, and what that costs clients that read streams -----------
