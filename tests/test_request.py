@@ -25,7 +25,8 @@ from djl_trtllm.request import (
 def test_output_begins_with_reasoning_after_its_opener_or_where_nothing_has_ended_it() -> None:
     prompts = ("Hi <think>\n", "Hi </think>\n", "Hi")
     found = [
-        [begins_with_reasoning(text, "<think>", "</think>", starts=starts) for text in prompts] for starts in (0, 1)
+        [begins_with_reasoning(text, "<think>", "</think>", starts=starts) for text in prompts]
+        for starts in (False, True)
     ]
     assert found == [[True, False, False], [True, False, True]]
 
