@@ -85,7 +85,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     began = sum(os.times()[:4])
     result = yield
     seconds = sum(os.times()[:4]) - began
-    if item.get_closest_marker("slow") is None:
+    # Where each line is traced (coverage, a debugger), all takes longer.
+    if item.get_closest_marker("slow") is None and sys.gettrace() is None:
         assert seconds < _MUCH_MORE * QUICK_SECONDS, f"it took {seconds:.1f} s of processor time: mark it as slow"
     return result
 

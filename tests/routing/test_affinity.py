@@ -37,6 +37,11 @@ def test_a_replica_that_is_out_of_balance_or_gone_is_passed_over() -> None:
     assert affinity.choose(keys("1", "2"), {"a": 10, "c": 10}) == "a"
 
 
+def test_a_turn_does_not_go_to_a_replica_that_is_gone() -> None:
+    assert Affinity(slack=4).choose(keys("1"), {"a": 0, "b": 0}, earlier="b") == "b"
+    assert Affinity(slack=4).choose(keys("1"), {"a": 0}, earlier="b") == "a"
+
+
 def test_a_new_prompt_goes_to_the_same_replica_from_every_gateway() -> None:
     for number in range(20):
         new = keys(str(number))

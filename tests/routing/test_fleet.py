@@ -134,6 +134,14 @@ def test_prompts_that_go_on_from_the_same_one_are_counted_each() -> None:
     assert sum(counts) == 16 and max(counts) - min(counts) <= 4
 
 
+def test_deaths_that_other_routers_have_seen_count() -> None:
+    fleet, question = Fleet(slack=2), Question.of(b"bad")
+    for replica in "ab":
+        fleet.accuse([question.digest], replica)
+    fleet.route(question, IDLE)
+    assert question.refused_for > 0
+
+
 @contextlib.asynccontextmanager
 async def listening(answers: Callable[[], bool], stays: bool = True) -> AsyncIterator[tuple[asyncio.Server, int]]:
     """A replica that answers, or not, until it is closed; each connection ends at once where it does not stay."""

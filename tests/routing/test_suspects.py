@@ -74,3 +74,10 @@ def test_no_more_than_ten_thousand_are_remembered(fleet: Fleet) -> None:
         fleet.suspects.sent(str(number), "c")
     fleet.suspects.died("c")
     assert not fleet.suspects.refused_for("bad")
+
+
+def test_what_was_sent_long_before_a_death_is_forgotten(fleet: Fleet) -> None:
+    fleet.suspects.sent("old", "a")
+    fleet.now += 11
+    fleet.suspects.sent("new", "a")
+    assert fleet.suspects.died("a") == {"new"}
