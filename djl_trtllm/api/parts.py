@@ -110,7 +110,8 @@ class PartsEncoder(ResponseEncoder):
         self.finished: SequenceResult | None = None
         self._parsing = parsing
         self._logprobs = logprobs
-        self._reader = PartsReader(parsing, "")
+        # Until the prompt is known. A parser of calls that has not ended refers to itself: it waits to be collected.
+        self._reader = PartsReader(Parsing(None, "none"), "")
         self._begun = self._failed = False
 
     def begin(self, prompt: Prompt) -> None:

@@ -8,7 +8,7 @@ its id is -1 if nothing was generated.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,13 +99,12 @@ class TextEncoder(WholeEncoder):
 
 
 class TokenStreamEncoder(ResponseEncoder):
-    """A stream of tokens, each a line or an event: the bytes that `line` makes of it. `line` keeps its text and its id.
+    """A stream of tokens, each a line or an event: the bytes that `line` makes of it.
 
-    The last token is the argument of `end`, which has kept its text.
+    The last token is the argument of `end`, and its text is kept before.
     """
 
     stream = True
-    line: Callable[[Token], bytes]
 
     def __init__(self, presentation: Presentation) -> None:
         self._presentation = presentation
@@ -126,6 +125,10 @@ class TokenStreamEncoder(ResponseEncoder):
         last = tokens[-1] if tokens else Token(self._last_id, "", 0.0, True)
         self._texts.append(last.text)
         return before + self.end(last, finished)
+
+    @abstractmethod
+    def line(self, token: Token) -> bytes:
+        """The bytes of a token. Its text is added to the texts, and its id is kept as the last one."""
 
     @abstractmethod
     def end(self, token: Token, finished: SequenceResult) -> bytes:

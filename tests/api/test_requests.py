@@ -7,6 +7,7 @@ for scripted output. UPDATE_GOLDEN=1 writes what is made of each row; a new one 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from djl_trtllm.api.base import Call, Dialect, RawRequest, ResponseEncoder
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.lmi.responses import LinesEncoder
 from djl_trtllm.api.dialects.tgi import PARAMETERS
+from djl_trtllm.api.output_parsers import OutputParser
 from djl_trtllm.api.parameters import Table
 from djl_trtllm.api.registry import DIALECTS, LMI
 from djl_trtllm.api.sampling import read_schema
@@ -196,6 +198,41 @@ def test_an_error_before_the_prompt_was_tokenised_shows_the_inputs() -> None:
     body = b'{"inputs": "The wolf", "stream": true, "parameters": {"details": true}}'
     call = LMI.parse(RawRequest(body, {}), PlayedModel())
     assert json.loads(call.encoder.error(FAILURE))["details"]["inputs"] == "The wolf"
+
+
+TOOL_TEMPLATE = "{# <tool_call> #}{{ tools }}{{ messages }}"
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+ASKED = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+CHAT = {**ASKED, "tools": [{"type": "function", "function": FUNCTION}]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@by_rows(
+    ("path", "body", "options"),
+    [
+        *(("/invocations", {"inputs": "a"}, {"tgi_compat": tgi_compat}) for tgi_compat in (False, True)),
+        ("/invocations", {"inputs": "a", "parameters": {"output_formatter": "none"}}, {}),
+        ("/", {"inputs": "a"}, {}),
+        ("/predict", {"prompt": "a", "max_tokens": 8}, {}),
+        *((path, CHAT, {}) for path in ("/invocations", "/v1/chat/completions")),
+        ("/v1/completions", {"prompt": "a"}, {}),
+        ("/v1/messages", {**ASKED, "tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]}, {}),
+        ("/v1/responses", {"input": "a", "tools": [{"type": "function", **FUNCTION}]}, {}),
+    ],
+)
+def test_the_memory_of_a_response_is_free_at_its_end(
+    path: str, body: dict[str, Any], options: dict[str, Any], stream: bool
+) -> None:
+    row = {"path": path, "body": {**body, "stream": stream}, "options": options, "template": TOOL_TEMPLATE}
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # the server's seldom collects what has lived as long as a stream
+    try:
+        assert made_of({**row, "respond": True})["response"]
+        assert [each for each in gc.get_objects() if isinstance(each, (ResponseEncoder, OutputParser))] == []
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def nested(levels: int) -> dict[str, Any]:

@@ -103,9 +103,13 @@ class GenerateStreamEncoder(TokenStreamEncoder):
 
     content_type = "text/event-stream"
 
-    def __init__(self, presentation: Presentation) -> None:
-        super().__init__(presentation)
-        self.line = self._event
+    def line(self, token: Token) -> bytes:
+        self._texts.append(token.text)
+        self._last_id = token.id
+        return b'data:{"index":%d,"token":%b,"generated_text":null,"details":null}\n\n' % (
+            len(self._texts),
+            dump_line(tgi_token(token)),
+        )
 
     def error(self, error: errors.RequestError) -> bytes:
         """A last event with TGI's `error` and `error_type`, which its clients raise."""
@@ -116,14 +120,6 @@ class GenerateStreamEncoder(TokenStreamEncoder):
         details = {**_end(finished), "input_length": length} if self._presentation.details else None
         event = {"index": len(self._texts), "token": tgi_token(token), "generated_text": self._text, "details": details}
         return b"data:" + dump_line(event) + b"\n\n"
-
-    def _event(self, token: Token) -> bytes:
-        self._texts.append(token.text)
-        self._last_id = token.id
-        return b'data:{"index":%d,"token":%b,"generated_text":null,"details":null}\n\n' % (
-            len(self._texts),
-            dump_line(tgi_token(token)),
-        )
 
 
 def _end(finished: SequenceResult) -> dict[str, Any]:

@@ -64,11 +64,18 @@ class JsonLinesEncoder(TokenStreamEncoder):
         super().__init__(presentation)
         self.wants_prompt_tokens = presentation.prefill
         # The hot path: one `dumps` per token, formatted into these bytes.
-        self.line = self._tgi_line if presentation.tgi_compat else self._lmi_line
         self._token = tgi_token if presentation.tgi_compat else lmi_token
         self._line = b'data: {"token":%b}\n\n' if sse else b'{"token":%b}\n'
         self._whole_line = b"data: %b\n\n" if sse else b"%b\n"
         self.content_type = EVENT_STREAM if sse else JSONLINES
+
+    def line(self, token: Token) -> bytes:
+        text = token.text
+        self._texts.append(text)
+        self._last_id = token.id
+        if token.special or self._token is tgi_token:
+            return self._line % dump_line(self._token(token))
+        return self._line % dump_line({"id": token.id, "text": text, "log_prob": token.logprob})
 
     def error(self, error: errors.RequestError) -> bytes:
         """A last line whose token has the message."""
@@ -78,19 +85,6 @@ class JsonLinesEncoder(TokenStreamEncoder):
 
     def end(self, token: Token, finished: SequenceResult) -> bytes:
         return self._end_line(self._token(token), finished)
-
-    def _lmi_line(self, token: Token) -> bytes:
-        text = token.text
-        self._texts.append(text)
-        self._last_id = token.id
-        if token.special:
-            return self._line % dump_line(lmi_token(token))
-        return self._line % dump_line({"id": token.id, "text": text, "log_prob": token.logprob})
-
-    def _tgi_line(self, token: Token) -> bytes:
-        self._texts.append(token.text)
-        self._last_id = token.id
-        return self._line % dump_line(tgi_token(token))
 
     def _end_line(self, token: dict[str, Any], finished: SequenceResult) -> bytes:
         presentation = self._presentation
