@@ -51,6 +51,8 @@ GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR
 """All kinds of guides."""
 LOGPROBS: frozenset[str] = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
 """All that is lost where log-probabilities fail."""
+PENALTIES: frozenset[str] = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"})
+"""All that is lost where penalties fail."""
 IMAGES: frozenset[str] = frozenset({"images"})
 
 
@@ -244,7 +246,7 @@ def first_requests(
     """
     sampled: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "seed": 1 if "seed" in features else None}
     kinds: tuple[tuple[str, frozenset[str], dict[str, Any], dict[str, Any]], ...] = (
-        ("penalties", frozenset({"repetition_penalty"}), {"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}),
+        ("penalties", PENALTIES, {"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}),
         ("min_p", frozenset({"min_p"}), {**sampled, "min_p": 0.1}, {}),
         ("log-probabilities", LOGPROBS, {}, {"logprobs": True}),
         ("the likeliest tokens", frozenset({"top_logprobs"}), {}, {"logprobs": True, "top_logprobs": 1}),

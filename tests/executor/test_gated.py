@@ -13,6 +13,7 @@ from djl_trtllm.executor.images import ImageGate
 from djl_trtllm.executor.protocol import (
     GUIDES,
     LOGPROBS,
+    PENALTIES,
     Feature,
     FirstRequest,
     Refusal,
@@ -198,10 +199,10 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8}
         (frozenset(), []),
         (frozenset({"do_sample"}), [({**SAMPLED, "top_k": 40, "top_p": 0.9}, {}, set())]),
         (
-            LOGPROBS | TAGS | {"do_sample", "seed", "min_p", "repetition_penalty"},
+            LOGPROBS | TAGS | PENALTIES | {"do_sample", "seed", "min_p"},
             [
                 ({**SAMPLED, "seed": 1, "top_k": 40, "top_p": 0.9}, {}, set()),
-                ({"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}, {"repetition_penalty"}),
+                ({"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}, PENALTIES),
                 ({**SAMPLED, "seed": 1, "min_p": 0.1}, {}, {"min_p"}),
                 ({}, {"logprobs": True}, LOGPROBS),
                 ({}, {"logprobs": True, "top_logprobs": 1}, {"top_logprobs"}),
