@@ -222,3 +222,13 @@ def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
     image = Submit(0, [7], Sampling(2), images=IMAGES)
     last = first_requests(features, [7, 7], 3, image)[-1]
     assert (last.request, last.features) == (image, frozenset({"images"}))
+
+
+def test_where_no_seeds_are_drawn_the_sampled_request_has_none_and_a_seed_is_a_kind_of_its_own() -> None:
+    sampled = {**SAMPLED, "top_k": 40, "top_p": 0.9}
+    found = first_requests(frozenset({"do_sample", "seed"}), [7], 3, draws_seeds=False)[1:]
+    assert [(each.request.sampling, each.features) for each in found] == [
+        (Sampling(3, **sampled), frozenset()),
+        (Sampling(3, **sampled, seed=1), frozenset({"seed"})),
+    ]
+    assert len(first_requests(frozenset({"do_sample"}), [7], 3, draws_seeds=False)) == 2

@@ -231,7 +231,8 @@ class VllmExecutor(GatedExecutor):
         self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost
         # vLLM compiles some kernels at their first use, and speculation, for example, has no min_p.
         image = None if self._prompts is None else self._prompts.first()
-        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image))
+        draws = self.limits.draws_seeds
+        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image, draws_seeds=draws))
         self._queried = self._hits = self._draft_tokens = self._drafts = 0
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.

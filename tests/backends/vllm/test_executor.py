@@ -270,7 +270,8 @@ PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
 
 @fake_only
 @pytest.mark.parametrize(
-    ("wanted", "lost"), [("min_p", {"min_p"}), ("logprobs", {"top_logprobs"}), ("presence_penalty", PENALTIES)]
+    ("wanted", "lost"),
+    [("min_p", {"min_p"}), ("logprobs", {"top_logprobs"}), ("presence_penalty", PENALTIES), ("top_k seed", {"seed"})],
 )
 def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_served(
     shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, lost: set[str]
@@ -281,7 +282,8 @@ def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_ser
     process = InputProcessor.process_inputs
 
     def refuse(self: Any, request_id: str, prompt: Any, params: Any, *others: Any, **given: Any) -> Any:
-        if getattr(params, wanted):  # speculative_config has no min_p, and max_logprobs=0 no likeliest tokens
+        # For example, speculative_config has no min_p, and max_logprobs=0 no likeliest tokens.
+        if all(getattr(params, name) for name in wanted.split()):
             raise VLLMClientError(f"{wanted} cannot be had")
         return process(self, request_id, prompt, params, *others, **given)
 
