@@ -51,6 +51,8 @@ GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR
 """All kinds of guides."""
 LOGPROBS: frozenset[str] = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
 """All that is lost where log-probabilities fail."""
+PENALTIES: frozenset[str] = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"})
+"""All that is lost where penalties fail."""
 IMAGES: frozenset[str] = frozenset({"images"})
 
 
@@ -236,23 +238,27 @@ class FirstRequest(NamedTuple):
 
 
 def first_requests(
-    features: frozenset[str], prompt: list[int], tokens: int, image: Submit | None = None
+    features: frozenset[str], prompt: list[int], tokens: int, image: Submit | None = None, *, draws_seeds: bool = True
 ) -> list[FirstRequest]:
     """A request of each kind that an engine with these features serves with code of its own.
 
-    `image` is one with an image, for an engine that takes such.
+    `image` is one with an image, for an engine that takes such. `draws_seeds`: see `Limits`; without, a sampled
+    sequence with a seed is a kind of its own.
     """
-    sampled: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "seed": 1 if "seed" in features else None}
+    sampled: dict[str, Any] = {"do_sample": True, "temperature": 0.8}
+    seeded: dict[str, Any] = {**sampled, "seed": 1 if "seed" in features else None}
+    top: dict[str, Any] = {"top_k": 40, "top_p": 0.9}
     kinds: tuple[tuple[str, frozenset[str], dict[str, Any], dict[str, Any]], ...] = (
-        ("penalties", frozenset({"repetition_penalty"}), {"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}),
-        ("min_p", frozenset({"min_p"}), {**sampled, "min_p": 0.1}, {}),
+        ("penalties", PENALTIES, {"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}),
+        ("a seed", frozenset() if draws_seeds else frozenset({"seed"}), {**seeded, **top}, {}),
+        ("min_p", frozenset({"min_p"}), {**seeded, "min_p": 0.1}, {}),
         ("log-probabilities", LOGPROBS, {}, {"logprobs": True}),
         ("the likeliest tokens", frozenset({"top_logprobs"}), {}, {"logprobs": True, "top_logprobs": 1}),
         ("a guide", GUIDES, {}, {"guide": Guide(GuideKind.REGEX, "[a-z]+")}),
     )
     found = [FirstRequest("a greedy request", Submit(0, prompt, Sampling(tokens)))]
     if "do_sample" in features:
-        sampling = Sampling(tokens, **sampled, top_k=40, top_p=0.9)
+        sampling = Sampling(tokens, **(seeded if draws_seeds else sampled), **top)
         found.append(FirstRequest("a sampled request (top_k, top_p)", Submit(0, prompt, sampling)))
     found += [
         FirstRequest(f"a request with {kind}", Submit(0, prompt, Sampling(tokens, **own), **given), features & lost)

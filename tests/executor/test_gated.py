@@ -13,6 +13,7 @@ from djl_trtllm.executor.images import ImageGate
 from djl_trtllm.executor.protocol import (
     GUIDES,
     LOGPROBS,
+    PENALTIES,
     Feature,
     FirstRequest,
     Refusal,
@@ -198,10 +199,10 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8}
         (frozenset(), []),
         (frozenset({"do_sample"}), [({**SAMPLED, "top_k": 40, "top_p": 0.9}, {}, set())]),
         (
-            LOGPROBS | TAGS | {"do_sample", "seed", "min_p", "repetition_penalty"},
+            LOGPROBS | TAGS | PENALTIES | {"do_sample", "seed", "min_p"},
             [
                 ({**SAMPLED, "seed": 1, "top_k": 40, "top_p": 0.9}, {}, set()),
-                ({"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}, {"repetition_penalty"}),
+                ({"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}, PENALTIES),
                 ({**SAMPLED, "seed": 1, "min_p": 0.1}, {}, {"min_p"}),
                 ({}, {"logprobs": True}, LOGPROBS),
                 ({}, {"logprobs": True, "top_logprobs": 1}, {"top_logprobs"}),
@@ -221,3 +222,13 @@ def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
     image = Submit(0, [7], Sampling(2), images=IMAGES)
     last = first_requests(features, [7, 7], 3, image)[-1]
     assert (last.request, last.features) == (image, frozenset({"images"}))
+
+
+def test_where_no_seeds_are_drawn_the_sampled_request_has_none_and_a_seed_is_a_kind_of_its_own() -> None:
+    sampled = {**SAMPLED, "top_k": 40, "top_p": 0.9}
+    found = first_requests(frozenset({"do_sample", "seed"}), [7], 3, draws_seeds=False)[1:]
+    assert [(each.request.sampling, each.features) for each in found] == [
+        (Sampling(3, **sampled), frozenset()),
+        (Sampling(3, **sampled, seed=1), frozenset({"seed"})),
+    ]
+    assert len(first_requests(frozenset({"do_sample"}), [7], 3, draws_seeds=False)) == 2

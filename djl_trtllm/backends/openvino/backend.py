@@ -357,7 +357,8 @@ class OpenVinoBackend(EngineBackend):
     def _pooling_plan(self, config: Config, layout: Layout, backend: Backend, reason: str, head: Head) -> PoolingPlan:
         options = config.options
         notes: list[str] = []
-        if problems := refusals(config, EFFECTS, "OpenVINO"):
+        # A model that pools has no KV cache, so an option of that is no reason to refuse it.
+        if problems := refusals(config, {"quantize": EFFECTS["quantize"]}, "OpenVINO"):
             raise ConfigError(problems)
         length = planned_text_length(config, layout.shape, head, notes)
         return PoolingPlan(

@@ -53,7 +53,7 @@ from typing import Any
 from packaging.version import Version
 
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.executor.protocol import PENALTIES, Submit
 from djl_trtllm.request import Sampling
 
 _ARGUMENTS = {
@@ -78,7 +78,6 @@ _SINCE_JULY = frozenset(
     {"bad", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "no_repeat_ngram_size"}
 )
 """Fields that the C++ sampler always honoured, and TorchSampler from 1.4 on."""
-_PENALTIES = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"})
 _BEAMS = frozenset({"length_penalty", "early_stopping", "beam_search_diversity_rate"})
 """Fields of requests with beams, honoured by the same samplers as `_SINCE_JULY`."""
 _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
@@ -132,7 +131,7 @@ def _lost_to_drafts(speculation: Mapping[str, Any] | None) -> frozenset[str]:
     """The fields that TorchSampler does not honour beside this speculation."""
     if speculation is None:
         return frozenset()
-    lost = frozenset() if speculation.get("enable_penalty") else _PENALTIES
+    lost = frozenset() if speculation.get("enable_penalty") else PENALTIES
     return lost if speculation.get("advanced_sampling_mode") == "fused" else lost | {"min_p"}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import secrets
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -52,6 +53,8 @@ _EMPTY_SECONDS = 0.001
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
 """Where vLLM keeps seeds in arrays they are of 64 bits with a sign, and ours are without."""
+_SEED_BITS = 31
+"""Bits of an engine's own seed, which NumPy and PyTorch take."""
 _TASKS = ("generate",)
 _MOST_SPELLINGS, _MOST_SPELT, _MOST_STOPS = 128, 1024, 128
 """Bad words as sequences of tokens (two for each word), their tokens, and stop tokens beside `min_new_tokens`.
@@ -131,8 +134,9 @@ def token_prompt(request: Submit) -> dict[str, Any]:
 def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tuple[Any, Callable[[], None]]:
     """vLLM's LLMEngine with its core in this process, and a check, which raises RankError if a rank has ended.
 
-    vLLM itself notices that late. `environment` are variables that it gets unless they are set. Raises RankError, and
-    what vLLM raises.
+    vLLM itself notices that late. `environment` are variables that it gets unless they are set. Without a `seed` among
+    the arguments, the random numbers of requests without one begin elsewhere in each engine process: vLLM's own default
+    is 0, so that every worker, and every start, would give the same answers. Raises RankError, and what vLLM raises.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     for name, value in environment.items():
@@ -142,6 +146,7 @@ def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tu
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    arguments = {"seed": secrets.randbits(_SEED_BITS), **arguments}
     ranks = Ranks(*RANKS)
     with ranks.loading():
         engine = LLMEngine.from_engine_args(
@@ -226,7 +231,8 @@ class VllmExecutor(GatedExecutor):
         self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost
         # vLLM compiles some kernels at their first use, and speculation, for example, has no min_p.
         image = None if self._prompts is None else self._prompts.first()
-        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image))
+        draws = self.limits.draws_seeds
+        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image, draws_seeds=draws))
         self._queried = self._hits = self._draft_tokens = self._drafts = 0
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.

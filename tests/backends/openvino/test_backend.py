@@ -330,6 +330,8 @@ def test_a_cross_encoder_is_compiled_for_classification(tmp_path: Path) -> None:
 def test_a_quantisation_that_openvino_does_not_have_is_refused(encoder: Path) -> None:
     with pytest.raises(ConfigError, match="fp8"):
         pooling_planned(encoder, quantize=Quantization.FP8)
+    _, plan = pooling_planned(encoder, kv_cache_dtype="fp8")
+    assert plan.task is Task.EMBED, "there is no KV cache"
 
 
 @pytest.mark.parametrize("backend", [Backend.TENSORRT, Backend.PYTORCH])

@@ -245,9 +245,36 @@ def test_structural_tags_go_to_vllm_where_xgrammar_compiles_them(shared: Any, ti
 
 
 @fake_only
-@pytest.mark.parametrize(("wanted", "lost"), [("min_p", "min_p"), ("logprobs", "top_logprobs")])
+def test_each_engine_begins_with_random_numbers_of_its_own_unless_it_is_given_a_seed(
+    shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm
+
+    from djl_trtllm.backends.vllm.executor import load_engine
+
+    made, seeds = vllm.EngineArgs, list[int]()
+
+    def seen(**arguments: Any) -> Any:
+        seeds.append(arguments["seed"])
+        return made(**arguments)
+
+    monkeypatch.setattr(vllm, "EngineArgs", seen)
+    given = {"max_num_seqs": 8, "max_model_len": 1024}
+    for arguments in (given, given, {**given, "seed": 5}):
+        load_engine(arguments, {})
+    assert len(set(seeds)) == 3 and seeds[2] == 5 and all(0 <= seed < 2**32 for seed in seeds)
+
+
+PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
+
+
+@fake_only
+@pytest.mark.parametrize(
+    ("wanted", "lost"),
+    [("min_p", {"min_p"}), ("logprobs", {"top_logprobs"}), ("presence_penalty", PENALTIES), ("top_k seed", {"seed"})],
+)
 def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_served(
-    shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, lost: str
+    shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, lost: set[str]
 ) -> None:
     from vllm.exceptions import VLLMClientError
     from vllm.v1.engine.input_processor import InputProcessor
@@ -255,13 +282,14 @@ def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_ser
     process = InputProcessor.process_inputs
 
     def refuse(self: Any, request_id: str, prompt: Any, params: Any, *others: Any, **given: Any) -> Any:
-        if getattr(params, wanted):  # speculative_config has no min_p, and max_logprobs=0 no likeliest tokens
+        # For example, speculative_config has no min_p, and max_logprobs=0 no likeliest tokens.
+        if all(getattr(params, name) for name in wanted.split()):
             raise VLLMClientError(f"{wanted} cannot be had")
         return process(self, request_id, prompt, params, *others, **given)
 
     monkeypatch.setattr(InputProcessor, "process_inputs", refuse)
     executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories))
-    assert shared.features - executor.features == {lost}
+    assert shared.features - executor.features == lost
     assert len(generate(executor, PROMPTS[0], 4).ids) == 4
 
 
