@@ -71,8 +71,12 @@ def file_sha256(path: Path) -> str:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that others see complete or not at all, in place of one that is there. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_table(name: str, package: str = "djl_trtllm.config.compat") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.files import read_file
+from djl_trtllm.files import read_file, write_whole
 from tests.support.tables import by_rows
 
 
@@ -37,3 +37,10 @@ def test_what_is_no_such_file_is_named(tmp_path: Path, kind: str) -> None:
 def test_a_file_may_have_as_many_bytes_as_its_kind(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert read_file(tmp_path / "file", 3) == b"abc"
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    with pytest.raises(OSError, match="file"):
+        write_whole(tmp_path / "file", b"abc")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

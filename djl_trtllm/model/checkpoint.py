@@ -97,6 +97,8 @@ MOST_HEADER_BYTES = 1 << 25
 _FIRST_BYTES = 256 * 1024
 """The first read, which is enough for the header of most files."""
 
+_LONGEST_SHOWN = 200
+"""Characters of a tensor's name in a message."""
 _MOST_SHARDS = 10_000
 _SHARD = re.compile(r"(?P<start>.+)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})(?P<end>\..+)")
 
@@ -153,9 +155,9 @@ def _check_whole(files: tuple[Path, ...]) -> None:
 class StoredTensor(msgspec.Struct, frozen=True):
     """One tensor of a safetensors file: its type, its sizes, and its begin and end behind the header, in bytes."""
 
-    dtype: str
+    dtype: Annotated[str, msgspec.Meta(max_length=32)]
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**48)], ...], msgspec.Meta(max_length=16)]
-    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], int]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], Annotated[int, msgspec.Meta(lt=2**62)]]
 
     def __post_init__(self) -> None:
         if self.data_offsets[0] > self.data_offsets[1]:
@@ -213,7 +215,8 @@ def _stored(name: str, entry: object) -> StoredTensor:
     try:
         return msgspec.convert(entry, StoredTensor)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{name!r}: {error}") from None
+        # A name may have all of the header's megabytes.
+        raise ValueError(f"{name[:_LONGEST_SHOWN]!r}: {error}") from None
 
 
 def _is_cut_zip(file: Path) -> bool:

@@ -162,8 +162,10 @@ def _folder(module: Mapping[str, Any]) -> str | None:
 def _modules(directory: Path) -> list[Mapping[str, Any]] | None:
     """The steps of a model of Sentence Transformers; None without a file that lists them. Raises LayoutError."""
     file = directory / _MODULES
-    steps = read_json(file, LayoutError) if file.is_file() else None
-    if steps is None or (isinstance(steps, list) and steps and all(isinstance(step, dict) for step in steps)):
+    if not file.is_file():
+        return None
+    steps = read_json(file, LayoutError)
+    if isinstance(steps, list) and steps and all(isinstance(step, dict) for step in steps):
         return steps
     raise LayoutError(f"{file}: expected a list of modules; copy it from the model again")
 

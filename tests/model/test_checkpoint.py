@@ -92,7 +92,8 @@ def test_a_prefix_of_a_file_is_never_whole(saved: Path) -> None:
 @by_rows(
     "changes",
     [{"shape": shape} for shape in (["x"], [float("inf")], [-1], [2**48], [1] * 17, None)]
-    + [{"dtype": 1}, {"data_offsets": [2, 1]}, {"data_offsets": [-1, 1]}, {"data_offsets": [0]}],
+    + [{"dtype": dtype} for dtype in (1, "F" * 33)]
+    + [{"data_offsets": offsets} for offsets in ([2, 1], [-1, 1], [0], [0, 10**4300 - 1])],
 )
 def test_a_tensor_that_the_format_does_not_have_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
     file = tmp_path / "model.safetensors"
@@ -103,16 +104,29 @@ def test_a_tensor_that_the_format_does_not_have_is_refused_by_name(tmp_path: Pat
         checkpoint.read_header(file)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.recursive(
-        st.none() | st.integers() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["data_offsets", "a"]), inner, max_size=3)
-        ),
-        max_leaves=8,
-    )
+def test_a_name_of_megabytes_is_shown_in_part(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    header = json.dumps({"a" * 2_000_000: {}}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(LayoutError, match=r"damaged header \('aaa") as caught:
+        checkpoint.read_header(file)
+    assert len(str(caught.value)) < 1_000
+
+
+_json = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["data_offsets", "a"]), inner, max_size=3)
+    ),
+    max_leaves=8,
 )
+_tensors = st.fixed_dictionaries(
+    {"dtype": st.just("F16"), "shape": st.lists(st.integers(), max_size=2), "data_offsets": _json}
+)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(_json | st.dictionaries(st.text(max_size=5), _tensors, max_size=2))
 def test_a_header_of_any_json_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     file = tmp_path_factory.getbasetemp() / "any.safetensors"
     encoded = json.dumps(value).encode()

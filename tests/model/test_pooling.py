@@ -145,7 +145,7 @@ def test_a_pooling_that_is_not_served_is_refused(pooling: dict[str, Any], tmp_pa
         find_head(Task.EMBED, layout(tmp_path, BERT))
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]", "[1]"])
+@pytest.mark.parametrize("text", ["{", "{}", "[]", "[1]", "null"])
 def test_a_damaged_list_of_modules_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(text)
     with pytest.raises(LayoutError, match=r"modules\.json"):

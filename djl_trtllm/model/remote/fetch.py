@@ -641,12 +641,14 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[
     ):
 
         def send(path: Path, key: str) -> None:
+            before = meter.done
             try:
                 transfer.upload_file(str(path), address.bucket, key, callback=meter.add)
             except S3UploadFailedError as error:
                 # boto3 raises this one while it handles the store's response, which says more.
                 cause = error.__context__ or DownloadError(f"{address}: {error}")
                 if not _was_completed(cause, address.bucket, key, path):
+                    meter.add(before - meter.done)  # another attempt begins anew
                     raise cause from None
 
         for path, key in files.items():

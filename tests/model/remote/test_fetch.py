@@ -19,7 +19,7 @@ from djl_trtllm.model.remote.fetch import (
     tokenizer_files,
     upload,
 )
-from tests.support.s3 import Fault, Request, Store
+from tests.support.s3 import Fault, Request, Store, fast_retries
 from tests.support.stub_http import Hub
 from tests.support.tables import by_table
 
@@ -151,6 +151,22 @@ def test_one_file_goes_up_last_where_asked(store: Store, directory: Path) -> Non
         upload(directory, "s3://models", tell, last=last)
         puts = [request.key for request in store.requests if request.method == "PUT"]
         assert len(puts) == 4 and puts[-1] == last
+
+
+def test_what_is_sent_again_is_counted_once(store: Store, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = iter(range(20))  # botocore repeats less often
+
+    def fault(request: Request) -> None:
+        if request.method == "PUT" and next(refused, None) is not None:
+            raise Fault(503, "SlowDown")
+
+    store.fault = fault
+    monkeypatch.setattr("random.uniform", lambda least, most: 0.0)
+    lines: list[str] = []
+    with fast_retries(monkeypatch):
+        upload(directory, "s3://models/x", lines.append)
+    assert lines[-1].startswith("uploading to s3://models/x: 604 bytes in ")
+    assert len(store.objects) == len(UPLOADED)
 
 
 @by_table("status", "code", "says", apart=True)  # fmt: skip

@@ -238,6 +238,9 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "journal empty": lambda journal, file: journal.write_bytes(b""),
     "journal cut off": lambda journal, file: journal.write_bytes(b"{"),
     "journal of another kind": lambda journal, file: journal.write_bytes(b"[]\n"),
+    "journal of an older version": lambda journal, file: journal.write_bytes(
+        b'{"size":10,"etag":"e","part_size":4}\n[0,1]\n'
+    ),
     "wrong line": lambda journal, file: journal.write_bytes(b'[10,"e",4]\n["0",1]\n'),
     "no journal": lambda journal, file: journal.unlink(),
     "no file": lambda journal, file: file.unlink(),
