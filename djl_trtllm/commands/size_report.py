@@ -1,4 +1,4 @@
-"""The answer of `djl-trtllm size`: one model on one machine, with its picture, or on many by price."""
+"""The answer of `djl-trtllm size` about one model on one machine, with its picture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -42,6 +42,7 @@ from djl_trtllm.service.lifecycle import ModelService
 from djl_trtllm.service.model import Model, open_remote, open_source, prepare
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
@@ -460,8 +461,11 @@ class LLM:
             self._request(number, prompt, templates[id(each)])
             for number, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
-        results = self._run(requests, use_tqdm=use_tqdm, wants_prompt_tokens=True)
-        return [RequestOutput.of(result, requests[result.number]) for result in results]
+
+        def output(result: OfflineResult) -> RequestOutput:
+            return RequestOutput.of(result, requests[result.number])
+
+        return self._run(requests, output, use_tqdm=use_tqdm, wants_prompt_tokens=True)
 
     def embed(
         self,
@@ -519,28 +523,33 @@ class LLM:
     def _pooled(
         self, requests: Sequence[GenerationRequest], read: Callable[[bytes], T], *, use_tqdm: bool
     ) -> list[PoolingRequestOutput[T]]:
-        return [
-            PoolingRequestOutput(
-                result.number,
-                read(result.vector) if result.failure is None else None,
-                0 if result.prompt is None else result.prompt.length,
-                result.failure,
-            )
-            for result in self._run(requests, use_tqdm=use_tqdm)
-        ]
+        def output(result: OfflineResult) -> PoolingRequestOutput[T]:
+            found = read(result.vector) if result.failure is None else None
+            tokens = 0 if result.prompt is None else result.prompt.length
+            return PoolingRequestOutput(result.number, found, tokens, result.failure)
+
+        return self._run(requests, output, use_tqdm=use_tqdm)
 
     def _run(
-        self, requests: Sequence[GenerationRequest], *, use_tqdm: bool, wants_prompt_tokens: bool = False
-    ) -> Iterator[OfflineResult]:
-        """The results in the order of the requests, with their progress on stderr."""
+        self,
+        requests: Sequence[GenerationRequest],
+        output: Callable[[OfflineResult], R],
+        *,
+        use_tqdm: bool,
+        wants_prompt_tokens: bool = False,
+    ) -> list[R]:
+        """The outputs in the order of the requests, with their progress on stderr."""
         shown: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
         if use_tqdm:
             shown = batch_progress(len(requests), lambda: self._runner.generated_tokens, Console(stderr=True))
+        outputs: list[R] = []
         results = self._runner.run(requests, wants_prompt_tokens=wants_prompt_tokens)
+        # An error's traceback may keep this frame, as in a notebook: what still runs is cancelled here.
         with closing(results), shown as advance:
             for result in results:
-                yield result
+                outputs.append(output(result))
                 advance()
+        return outputs
 
     def close(self) -> None:
         """End the engine's process. What still runs in other threads fails."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -36,7 +37,7 @@ from djl_trtllm.errors import (
     UnsupportedTaskError,
 )
 from djl_trtllm.model import Tokenizer, load_tokenizer
-from djl_trtllm.offline.llm import CompletionOutput, OfflineResult, RequestOutput, open_offline_model
+from djl_trtllm.offline.llm import CompletionOutput, OfflineResult, RequestOutput, Runner, open_offline_model
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from tests.offline.conftest import PROMPT, Make, Processes, repeated, stories
 from tests.support.encoders import QUERY, TEXTS, scripted_encoder
@@ -329,6 +330,27 @@ def test_an_interrupt_ends_the_batch_and_not_the_model(make: Make) -> None:
     with pytest.raises(KeyboardInterrupt):
         llm.generate(stories(50), SamplingParams(max_tokens=1000, ignore_eos=True))
     assert llm.generate("a wolf", SamplingParams(max_tokens=3))[0].error is None
+
+
+def test_an_interrupt_between_two_results_ends_the_batch_though_its_traceback_is_kept(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ended = Runner.run, []
+
+    def watched(*given: Any, **more: Any) -> Iterator[OfflineResult]:
+        try:
+            yield from run(*given, **more)
+        finally:
+            ended.append(True)
+
+    def interrupted(*given: object) -> RequestOutput:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, "run", watched)
+    monkeypatch.setattr(RequestOutput, "of", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        make().generate(stories(2))
+    assert kept.traceback and ended
 
 
 def test_a_deadline_that_the_program_sets_counts(make: Make) -> None:
