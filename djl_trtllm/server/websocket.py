@@ -115,7 +115,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._parsed = 0
         self._scheduled = False
         while (
-            self._ahead and self._parsed < _MOST_FRAMES and self.writable.is_set() and not self.transport.is_closing()
+            self._ahead
+            and self._parsed < _MOST_FRAMES
+            and self._may_parse
+            and self.writable.is_set()
+            and not self.transport.is_closing()
         ):
             piece = bytes(self._ahead[:_PIECE])
             del self._ahead[:_PIECE]
@@ -131,11 +135,16 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._complete_by = self._connections.now() + self._limits.body_read_timeout
         if self._ahead:
             self.transport.pause_reading()
-            if self.writable.is_set():
+            if self.writable.is_set() and self._may_parse:
                 self._scheduled = True
                 self.loop.call_soon(self._parse)
         elif not self.read_paused:
             self.transport.resume_reading()
+
+    @property
+    def _may_parse(self) -> bool:
+        """Whether the handshake is still read, or accepted: a wrong frame between them has nothing to close."""
+        return self.handshake_complete or not self.handshake_initiated
 
     def handle_events(self) -> None:
         self._parsed += len(self.conn.events)
@@ -170,10 +179,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._parse()
 
     async def send(self, message: Any) -> None:
+        waited = not self.handshake_complete
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             # uvicorn 0.54 logs an error for each handshake that was refused with a response.
             self.handshake_complete = True
+        elif waited and self.handshake_complete:
+            self._parse()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)

@@ -312,6 +312,16 @@ async def test_a_handshake_that_is_refused_is_no_error_of_the_server(caplog: pyt
     peer.wire.get_protocol().connection_lost(None)
 
 
+async def test_what_comes_before_the_answer_to_the_handshake_is_read_after_it() -> None:
+    good, wrong = Peer(), Peer()
+    good.sends(frame(TEXT, b"early"), frame(TEXT, b"too"))
+    wrong.sends(b"\xff" * 9)
+    await good.open()
+    await until(lambda: good.received == ["early", "too"])
+    await until(lambda: "close" in wrong.wire.done)
+    assert wrong.closed[0] == 1002
+
+
 async def test_what_comes_before_the_answer_to_the_handshake_and_cannot_be_kept_ends_it() -> None:
     peer = Peer(max_body_memory=1000)
     peer.sends(b"x" * 1000)
