@@ -1,6 +1,6 @@
 """Requests of every dialect, made by a grammar and then damaged: `python -m tests.faults.fuzz`.
 
-No response is a 500, none is missing, and nothing of them is left. The short form is `tests/faults/test_faults.py`.
+No response is a 500, none is missing, and nothing of them is left. The short form is `tests/faults/test_fuzz.py`.
 """
 
 from __future__ import annotations

@@ -296,17 +296,18 @@ def _utf(text: str) -> bytes:
 
 
 class Ranks:
-    """Workers of the rolling batch that mpirun starts (`option.mpi_mode=true`). The first has the model."""
+    """Workers of one mode that mpirun starts (`option.mpi_mode=true`). The first has the model."""
 
-    def __init__(self, model: Path, count: int) -> None:
+    def __init__(self, model: Path, mode: str, count: int) -> None:
         python = djl_python()
+        self._async = mode == "async"
         name = str(model.parent / f"djl-{uuid.uuid4().hex[:8]}")
         self._log = model.parent / "worker.log"
         flags = {
             "sock-type": "unix",
             "sock-name": name,
             "model-dir": str(model),
-            "entry-point": "djl_trtllm.handler",
+            "entry-point": "djl_trtllm.async_handler" if self._async else "djl_trtllm.handler",
             "device-id": "-1",
             "cluster-size": "1",
             "recommended-entry-point": "",
@@ -319,7 +320,7 @@ class Ranks:
                     sys.executable,
                     str(python / "djl_python_engine.py"),
                     *(part for flag, value in flags.items() for part in (f"--{flag}", value)),
-                    "--no-async-mode",
+                    "--async-mode" if self._async else "--no-async-mode",
                 ],
                 cwd=model,
                 # As DJL does, which also leaves what is there.
@@ -329,10 +330,12 @@ class Ranks:
             )
         self._sockets = [self._connected(f"{name}.{rank}") for rank in range(count)]
         self._file = self._sockets[0].makefile("rb")
+        rolling = "disable" if self._async else "enable"
+        loading = {"handler": "handle", "rolling_batch": rolling, "async_mode": str(self._async).lower()}
         # Every rank is asked to load the model; what the passive ones say is not waited for.
         for each in self._sockets:
-            each.sendall(_encoded({"handler": "handle", "rolling_batch": "enable", "async_mode": "false"}, []))
-        code, message, _ = self._receive()
+            each.sendall(_encoded(loading, []))
+        code, message, _, _ = self._receive()
         assert code < 300, f"the model was not loaded: {code} {message}\n{self.log()}"
 
     def __enter__(self) -> Ranks:
@@ -342,7 +345,7 @@ class Ranks:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Kill mpirun, as DJL does; nothing of it is left."""
-        children = self.process.children(recursive=True)
+        children = self.process.children(recursive=True) if self.process.poll() is None else []
         self.process.kill()
         self.process.wait()
         # Ranks outlive their mpirun; what ends them is the end of the connection.
@@ -359,6 +362,29 @@ class Ranks:
     def answers(self, bodies: Sequence[bytes]) -> list[str]:
         """The responses to requests that begin together. DJL may lose what is in the last part; here it always does."""
         texts = [""] * len(bodies)
+        if self._async:
+            self._collect(bodies, texts)
+        else:
+            self._roll(bodies, texts)
+        return texts
+
+    def _collect(self, bodies: Sequence[bytes], texts: list[str]) -> None:
+        """Each part comes by itself, with the id of its request."""
+        for number, body in enumerate(bodies):
+            properties = {"handler": "handle", "Content-Type": "application/json", "request_tracking_id": str(number)}
+            self._sockets[0].sendall(_encoded(properties, [("data", body)]))
+        left = len(bodies)
+        while left:
+            code, message, properties, (item,) = self._receive()
+            assert code == 200, message
+            data = _data_of(item)
+            if data is None:
+                left -= 1
+            else:
+                texts[int(properties["request_tracking_id"])] += data
+
+    def _roll(self, bodies: Sequence[bytes], texts: list[str]) -> None:
+        """The whole list of requests is sent again and again, and answered with a part for each."""
         left, new = list(range(len(bodies))), True
         while left:
             properties = {"handler": "handle", "batch_size": str(len(left))}
@@ -370,18 +396,15 @@ class Ranks:
                     properties[prefix + "Content-Type"] = "application/json"
                     contents.append((prefix + "seed", b"42"))
             self._sockets[0].sendall(_encoded(properties, contents))
-            code, message, items = self._receive()
+            code, message, _, items = self._receive()
             assert (code, len(items)) == (200, len(left)), message
             running = []
             for number, item in zip(left, items, strict=True):
-                pairs = _Reader(io.BytesIO(item))
-                values = {pairs.text(): pairs.text() for _ in range(pairs.short())}
-                assert "code" not in values, values
-                if values.get("last") != "true":
-                    texts[number] += values.get("data", "")
+                data = _data_of(item)
+                if data is not None:
+                    texts[number] += data
                     running.append(number)
             left, new = running, False
-        return texts
 
     # -- the sockets ---------------------------------------------------------------------------------------------------
 
@@ -398,13 +421,18 @@ class Ranks:
         wait_until(connects, _START_SECONDS, f"a worker at {name}")
         return connection
 
-    def _receive(self) -> tuple[int, str, list[bytes]]:
-        """Code, message and contents of what the first rank says."""
+    def _receive(self) -> tuple[int, str, dict[str, str], list[bytes]]:
+        """Code, message, properties and contents of what the first rank says."""
         reader = _Reader(self._file)
-        code, message = reader.short(), reader.text()
-        for _ in range(2 * reader.short()):
-            reader.text()
-        return code, message, [reader.content() for _ in range(reader.short())]
+        code, message, properties = reader.short(), reader.text(), reader.pairs()
+        return code, message, properties, [reader.content() for _ in range(reader.short())]
+
+
+def _data_of(item: bytes) -> str | None:
+    """The data of a part of a response; None for the last part. AssertionError: the part is an error."""
+    values = _Reader(io.BytesIO(item)).pairs()
+    assert "code" not in values, values
+    return None if values.get("last") == "true" else values.get("data", "")
 
 
 def _mpirun(ranks: int) -> list[str]:
@@ -439,6 +467,10 @@ class _Reader:
 
     def text(self) -> str:
         return self.data().decode()
+
+    def pairs(self) -> dict[str, str]:
+        """Their number, then keys and values."""
+        return {self.text(): self.text() for _ in range(self.short())}
 
     def content(self) -> bytes:
         """A content, after its key."""

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.integration.djl.conftest import Start
-from tests.integration.djl.engines import DjlAnswer, JavaEngine, djl_model
+from tests.integration.djl.engines import DjlAnswer, JavaEngine, Ranks, djl_model
 from tests.support.client import body
 from tests.support.processes import survivors, wait_until
 from tests.support.server import START_SECONDS
@@ -98,3 +98,9 @@ def test_a_model_that_has_failed_is_started_anew(start: Start) -> None:
 def test_a_model_that_cannot_be_loaded_says_why(start: Start) -> None:
     with pytest.raises(RuntimeError, match="no such engine"):
         start({"start_error": "no such engine"})
+
+
+def test_in_async_mode_djls_python_engine_is_told_why_a_model_cannot_be_loaded(tmp_path: Path) -> None:
+    # Under DJL's Java engine, loading had not ended after three minutes.
+    with pytest.raises(AssertionError, match=r"not loaded: 500 .*no such engine"):
+        Ranks(djl_model(tmp_path / "model", "async", {"start_error": "no such engine"}), "async", 1)

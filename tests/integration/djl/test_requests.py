@@ -188,8 +188,8 @@ def test_a_models_own_formatters_work_as_in_the_http_server(
 # -- Workers that mpirun starts, as DJL does for `engine=MPI` and for `option.rolling_batch=trtllm` (0.36) -------------
 
 
-def test_the_first_rank_serves_and_the_others_stay_idle(tmp_path: Path) -> None:
-    with Ranks(djl_model(tmp_path / "model", "rolling"), 2) as engine:
+def test_the_first_rank_serves_and_the_others_stay_idle(mode: str, tmp_path: Path) -> None:
+    with Ranks(djl_model(tmp_path / "model", mode), mode, 2) as engine:
         for text in engine.answers([body(20, stream=True)] * 8):
             lines = text.splitlines()
             assert len(lines) == 20 and json.loads(lines[-1])["generated_text"], engine.log()

@@ -41,7 +41,7 @@ _BEAMS = {"max_beam_width": "4"}
 ALL = [
     # One of the versions between two changes of what a sampler takes (`backends/tensorrt_llm/sampling.py`).
     *(("pytorch", version, {}) for version in ("1.0.0", "1.1.0", "1.2.1", "1.3.0", "1.4.0rc1")),
-    *(("tensorrt", version, _BEAMS) for version in ("1.0.0", "1.2.1")),
+    *(("tensorrt", version, _BEAMS) for version in ("1.0.0", "1.2.1", "1.3.0rc20")),
     # Log-probabilities come another way, and an engine of the server's own process takes the requests.
     ("tensorrt", "1.2.1", _BEAMS | {"gather_generation_logits": "true"}),
     # Here every request is one of beams.
