@@ -32,7 +32,8 @@ from benchmarks.load import percentile
 from benchmarks.servers import Server, free_port, serving
 from tests.support.client import PING, wordy
 from tests.support.floods import FLOODS, GRPC, flooded
-from tests.support.hostile import Hostile, Times, cpu_seconds, loop_seconds, requests, send
+from tests.support.hostile import Hostile, Times, loop_seconds, requests, send
+from tests.support.pings import cpu_seconds
 from tests.support.vision import seeing_model
 
 _STREAMS = 64

@@ -28,7 +28,7 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
 from djl_trtllm.routing.fleet import DEATHS
 from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
-from djl_trtllm.server.application import Application, plan_startup
+from djl_trtllm.server.application import Application, model_of_environment, plan_startup
 from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service.adapters import Adapters
@@ -295,7 +295,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         return app
 
     kind = Replica if arguments.autoscale is None else AutoscaledReplica
-    batch = batch_size(configuration(arguments.model, os.environ, as_arguments(arguments.options)))
+    model = arguments.model or model_of_environment(os.environ)
+    batch = batch_size(configuration(model, os.environ, as_arguments(arguments.options)))
     deployment = ray_serve.deployment(
         ray_serve.ingress(application)(kind),
         name=arguments.name,

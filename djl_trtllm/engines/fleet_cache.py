@@ -34,15 +34,23 @@ from djl_trtllm.progress import format_bytes
 log = logging.getLogger(__name__)
 
 
-def _ask(method: str, address: S3Address, unless: tuple[int, ...], **arguments: Any) -> Any | None:
+def _ask(
+    method: str,
+    address: S3Address,
+    unless: tuple[int, ...],
+    *,
+    patience: float = s3.PATIENCE_SECONDS,
+    **arguments: Any,
+) -> Any | None:
     """The store's answer to a request for one object; None where its status is in `unless`. Raises DownloadError.
 
-    A fleet that starts asks for the same objects at once, so a store that is asked too often is asked again.
+    A fleet that starts asks for the same objects at once, so a store that is asked too often is asked again, for
+    `patience` seconds.
     """
     with s3.download_errors(address):
         ask = partial(getattr(s3.client(), method), Bucket=address.bucket, Key=address.key, **arguments)
         try:
-            return s3.patiently(ask, time.monotonic() + s3.PATIENCE_SECONDS)
+            return s3.patiently(ask, time.monotonic() + patience)
         except ClientError as error:
             if s3.status(error) in unless and error.response["Error"]["Code"] != "NoSuchBucket":
                 return None
@@ -72,6 +80,7 @@ class Lease:
     def __init__(self, address: S3Address, seconds: float) -> None:
         self._address = address
         self._seconds = seconds
+        self._patience = s3.PATIENCE_SECONDS
         self._owner = f"{socket.gethostname()} {secrets.token_hex(8)}"
         self._etag: str
 
@@ -79,19 +88,21 @@ class Lease:
         """Try to acquire it; False while another machine holds it."""
         if self._write(IfNoneMatch="*"):
             return True
-        held = _ask("get_object", self._address, _ABSENT)
+        held = self._ask("get_object", _ABSENT)
         if held is None:  # released just now
             return self._write(IfNoneMatch="*")
         return self._is_own(held) or (_age(held) > self._seconds and self._write(IfMatch=held["ETag"]))
 
     def is_held(self) -> bool:
         """Whether any machine holds it."""
-        held = _ask("head_object", self._address, _ABSENT)
+        held = self._ask("head_object", _ABSENT)
         return held is not None and _age(held) <= self._seconds
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Renew it while the block runs, then release it."""
+        # It is renewed again after this time, and expires by itself: the machine that has its engine does not wait.
+        self._patience = self._seconds / 4
         done = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(done,), name="lease", daemon=True)
         renewing.start()
@@ -108,8 +119,8 @@ class Lease:
 
     def _release(self) -> None:
         # The last renewal may have been done although its answer was lost: the ETag is then another one.
-        if _ask("delete_object", self._address, _OVERTAKEN, IfMatch=self._etag) is None and self._is_still_own():
-            _ask("delete_object", self._address, _OVERTAKEN, IfMatch=self._etag)
+        if self._ask("delete_object", _OVERTAKEN, IfMatch=self._etag) is None and self._is_still_own():
+            self._ask("delete_object", _OVERTAKEN, IfMatch=self._etag)
 
     def _renew(self, done: threading.Event) -> None:
         while not done.wait(self._seconds / 4):
@@ -125,14 +136,17 @@ class Lease:
     def _write(self, **condition: Any) -> bool:
         # New content at each renewal changes the ETag.
         content = f"{self._owner} {secrets.token_hex(4)}".encode()
-        answer = _ask("put_object", self._address, _OVERTAKEN, Body=content, **condition)
+        answer = self._ask("put_object", _OVERTAKEN, Body=content, **condition)
         if answer is not None:
             self._etag = answer["ETag"]
         return answer is not None
 
     def _is_still_own(self) -> bool:
-        found = _ask("get_object", self._address, _ABSENT)
+        found = self._ask("get_object", _ABSENT)
         return found is not None and self._is_own(found)
+
+    def _ask(self, method: str, unless: tuple[int, ...], **arguments: Any) -> Any | None:
+        return _ask(method, self._address, unless, patience=self._patience, **arguments)
 
     def _is_own(self, found: Any) -> bool:
         """Whether this machine has written it: a refused request may be the repetition of one that was done."""

@@ -6,7 +6,6 @@ import logging
 import select
 import socket
 import struct
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from http import HTTPStatus
@@ -162,7 +161,7 @@ class Connections:
         self._next_check = inf
         self._stood_still = 0.0
         self._turns_left = 0
-        self._in_line: deque[Callable[[], None]] = deque()
+        self._in_line: dict[Connection, Callable[[], None]] = {}
 
     def now(self) -> float:
         """The time for deadlines: the event loop's clock, without the time in which the server did not run.
@@ -226,28 +225,33 @@ class Connections:
         self.busy.discard(connection)
         self.idle.pop(connection, None)
         self._spare.pop(connection, None)
+        self._in_line.pop(connection, None)
 
-    def take_turn(self, later: Callable[[], None]) -> bool:
-        """Whether a WebSocket may be opened now; else `later` is called when it may.
+    def take_turn(self, connection: Connection, later: Callable[[], None]) -> bool:
+        """Whether a WebSocket may be opened now; else `later` is called when it may, unless the connection leaves.
 
         Opening one takes as long as accepting several connections, and the event loop accepts one in a turn. So a
         connection that comes after those of a crowd is accepted before most of the crowd's WebSockets are open.
         """
         if self._turns_left:
-            self._in_line.append(later)
+            self._in_line[connection] = later
             return False
-        self._turns_left = _TURNS
-        asyncio.get_running_loop().call_soon(self._count_turn)
+        self._count_turns(_TURNS)
         return True
 
-    def _count_turn(self) -> None:
-        self._turns_left -= 1
-        if not self._turns_left:
-            if not self._in_line:
-                return
-            self._turns_left = _TURNS
-            self._in_line.popleft()()
+    def _count_turns(self, left: int) -> None:
+        self._turns_left = 0  # without memory for the next line, the next handshake begins to count again
         asyncio.get_running_loop().call_soon(self._count_turn)
+        self._turns_left = left
+
+    def _count_turn(self) -> None:
+        if self._turns_left > 1:
+            self._count_turns(self._turns_left - 1)
+        elif self._in_line:
+            self._count_turns(_TURNS)  # first: a WebSocket that cannot be opened stops no other
+            self._in_line.pop(next(iter(self._in_line)))()
+        else:
+            self._turns_left = 0
 
     def admit(self, connection: Connection, path: bytes) -> None:
         """Raises HttpRefusal if the connection is one too many and the path is no health check."""

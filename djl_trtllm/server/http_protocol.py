@@ -132,10 +132,15 @@ class HttpProtocol(asyncio.Protocol):
         self._opening = False
         if self._parser is None or self._linger is not None or self.transport.is_closing():
             return
-        protocol, came = self._open_websocket(), bytes(self._ahead)
+        came = bytes(self._ahead)
         self._forget(len(came))
-        if came:
-            protocol.data_received(came)
+        try:
+            protocol = self._open_websocket()
+            if came:
+                protocol.data_received(came)
+        except Exception:
+            self.transport.abort()  # as the event loop does where reading fails
+            raise
 
     def _open_websocket(self) -> WebSocketProtocol:
         self._connections.leave(self)
@@ -145,8 +150,8 @@ class HttpProtocol(asyncio.Protocol):
         )
         self._websocket = protocol
         protocol.connection_made(self.transport)
-        protocol.data_received(_head(self._parser, self._url, self._headers))
         self.transport.set_protocol(protocol)
+        protocol.data_received(_head(self._parser, self._url, self._headers))
         if protocol.refusal is not None:
             self._connections.note(protocol.refusal)
             self._report(protocol.refusal)
@@ -156,9 +161,6 @@ class HttpProtocol(asyncio.Protocol):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._opening:
-            self._keep(data)
-            return
         if self._ahead:
             self._go_on()
             if self._websocket is not None:
@@ -169,7 +171,7 @@ class HttpProtocol(asyncio.Protocol):
             if self._linger < 0:
                 self.transport.abort()
             return
-        read = 0 if self._ahead else self._parse(data)
+        read = 0 if self._ahead or self._opening else self._parse(data)
         if read < len(data) and self._linger is None:
             self._keep(data[read:])
 
@@ -181,8 +183,10 @@ class HttpProtocol(asyncio.Protocol):
             try:
                 self._feed(bytes(data[start:end]))
             except httptools.HttpParserUpgrade:
-                self._opening = not self._connections.take_turn(self._open_later)
-                if not self._opening:
+                self._opening = not self._connections.take_turn(self, self._open_later)
+                if self._opening:
+                    self.deadline = inf  # its client has sent all that is waited for
+                else:
                     self._open_websocket()
                 return len(data)
             except (httptools.HttpParserError, HttpRefusal) as error:
@@ -260,7 +264,8 @@ class HttpProtocol(asyncio.Protocol):
             self._refuse(HttpRefusal(503, str(bodies.refusal())))
 
     def _go_on(self) -> None:
-        if not (self._answering() or self._linger is not None or self.transport.is_closing()):
+        waits = self._opening or self._answering()
+        if not (waits or self._linger is not None or self.transport.is_closing()):
             self._forget(self._parse(self._ahead))
             self.control_reading()
 

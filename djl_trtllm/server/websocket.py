@@ -233,6 +233,7 @@ _MOST_SOCKETS = 512
 _MOST_WAITING = 16
 _LONGEST_REASON = 120
 """A close frame has 123 bytes for it."""
+_UNFINISHED = "the response cannot be finished"
 
 
 class BidirectionalStreams:
@@ -413,11 +414,14 @@ class _Socket:
             except OSError:  # the client is gone
                 self._stop()
                 return
+            except asyncio.CancelledError:  # `run` has ended, or what the application waits for was cancelled
+                self._stop((_INTERNAL_ERROR, _UNFINISHED))
+                raise
             except Exception:
                 logger.exception("answering a message of a WebSocket failed")
             if not request.complete:
                 # The format cannot express an error, as HTTP bodies without an end.
-                self._stop((_INTERNAL_ERROR, "the response cannot be finished"))
+                self._stop((_INTERNAL_ERROR, _UNFINISHED))
                 return
         self._answering = None
         if self._reading is not None:

@@ -46,12 +46,21 @@ class WorkerThreads(Executor):
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
+            if self._busy >= self._threads < self._most:
+                self._start_thread()
             self._busy += 1
-            if self._busy > self._threads < self._most:
-                self._threads += 1
-                threading.Thread(target=self._serve, name=f"work-{self._threads}", daemon=True).start()
         self._work.put((future, lambda: work(*args, **kwargs)))
         return future
+
+    def _start_thread(self) -> None:
+        """Start another thread, or leave the work to those that there are. Raises RuntimeError if there are none."""
+        try:
+            threading.Thread(target=self._serve, name=f"work-{self._threads + 1}", daemon=True).start()
+        except (RuntimeError, MemoryError):  # memory is short, or the machine has no more threads
+            if not self._threads:
+                raise
+        else:
+            self._threads += 1
 
     @property
     def waiting(self) -> int:

@@ -163,11 +163,15 @@ def test_autoscaling_has_bounds_and_the_concurrency_of_the_batch(model: str, mon
     assert hasattr(made["kind"], "record_autoscaling_stats")
 
 
+@pytest.mark.parametrize("named", ["model", "OPTION_MODEL_ID", "SERVING_LOAD_MODELS"])
 def test_the_concurrency_is_that_of_the_batch_which_the_engine_has_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     (tmp_path / "serving.properties").write_text("option.rolling_batch=vllm\n")
-    made = deployment_of(monkeypatch, {"model": str(tmp_path), "autoscale": "1:5"})
+    given = {"model": str(tmp_path)} if named == "model" else {}
+    if not given:
+        monkeypatch.setenv(named, f"red={tmp_path}" if named == "SERVING_LOAD_MODELS" else str(tmp_path))
+    made = deployment_of(monkeypatch, {**given, "autoscale": "1:5"})
     assert made["autoscaling_config"].policy.policy_kwargs == {"concurrency": 179}
 
 

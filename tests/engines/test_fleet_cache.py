@@ -162,6 +162,26 @@ def test_a_store_that_fails_for_a_while_does_not_end_it(store: Store, caplog: py
     assert "the lease was not released: s3://models/lease: access is denied" in caplog.text
 
 
+def test_a_store_that_is_asked_too_often_to_give_one_back_is_not_waited_for_as_long_as_for_an_engine(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    pauses: list[float] = []
+
+    def uniform(least: float, most: float) -> float:
+        pauses.append(most)
+        assert len(pauses) < 20
+        return 0.0
+
+    monkeypatch.setattr("random.uniform", uniform)
+    first = lease(60.0)
+    assert first.acquire()
+    with fast_retries(monkeypatch), first.held():
+        store.fault = failing("DELETE", status=503, code="SlowDown")
+    assert "the lease was not released" in caplog.text
+    assert len(pauses) == 5  # the next one would be 16 seconds
+
+
 ADDRESS = S3Address.parse("s3://models/engines")
 ENTRY, LEASE, FAILED = (f"engines/{KEY}{suffix}" for suffix in (".json", ".lease", ".failed"))
 

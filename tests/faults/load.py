@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -11,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
+from tests.support import pings
 from tests.support.client import Answer, exchange, lmi
-from tests.support.hostile import Times, cpu_seconds, late
+from tests.support.hostile import late
 from tests.support.models import PROMPT, TINY_STORIES, scripted_model, tensorrt_llm_model
 from tests.support.processes import InBackground, wait_until
 from tests.support.reference import SHORT, story
@@ -110,8 +113,7 @@ class Kind:
 
 TOKENS = 100
 _REFUSED_SECONDS = 0.1
-_LOOK_SECONDS = 0.02
-_MEMORY_EVERY = 10
+_LOOK_SECONDS = 0.2
 
 
 class Load:
@@ -210,47 +212,36 @@ def _output(answer: Answer) -> Any:
 class Watch(InBackground):
     """Asks for /ping, and looks at the memory of the server and all below it, during the block.
 
-    Each /ping has a connection of its own, as those of load balancers do. `lost` are those without a response, or with
-    500, which says that the model has failed.
+    A process of its own asks (`tests.support.pings`), with a connection for each, as load balancers do. `lost` are
+    those without a response, or with 500, which says that the model has failed.
     """
 
     def __init__(self, load: Load) -> None:
-        self.times = Times()
         self.lost = 0
         self.peak = _resident(load.server.process)
         self._load = load
+        self._found: dict[str, Any] = {}
         super().__init__()
 
     def figures(self) -> dict[str, Any]:
-        """The fields of a row."""
-        passed, used = self.times.passed, self.times.used
-        pings = {"ping": max(passed, default=0.0), "ping_late": late(passed), "ping_used": late(used)}
-        return {**pings, "pings": len(passed), "memory": self.peak}
+        """The fields of a row, after the block."""
+        passed, used = self._found["passed"], self._found["used"]
+        times = {"ping": max(passed, default=0.0), "ping_late": late(passed), "ping_used": late(used)}
+        return {**times, "pings": len(passed), "memory": self.peak}
 
     def _run(self) -> None:
-        looks = 0
-        own = {"Connection": "close"}
-        with httpx.Client(base_url=self._load.server.url, timeout=60, trust_env=False, headers=own) as client:
+        command = [sys.executable, "-I", pings.__file__, str(self._load.server.port)]
+        told: psutil.Popen | None = None
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asking:
             while not self._end.is_set():
-                pid = self._load.server.process.pid
-                began, before = time.monotonic(), _used(pid)
-                try:
-                    self.lost += client.get("/ping").status_code == 500
-                    self.times.passed.append(time.monotonic() - began)
-                    self.times.used.append(_used(pid) - before)
-                except httpx.TransportError:
-                    self.lost += 1
-                if looks % _MEMORY_EVERY == 0:
-                    self.peak = max(self.peak, _resident(self._load.server.process))
-                looks += 1
+                process = self._load.server.process
+                if process is not told:
+                    print(process.pid, file=asking.stdin, flush=True)
+                    told = process
+                self.peak = max(self.peak, _resident(process))
                 self._end.wait(_LOOK_SECONDS)
-
-
-def _used(pid: int) -> float:
-    """The processor time of a process; 0 of one that has ended."""
-    with contextlib.suppress(OSError):
-        return cpu_seconds(pid)
-    return 0.0
+            self._found = json.loads(asking.communicate()[0])
+        self.lost = self._found["lost"]
 
 
 def _resident(process: psutil.Popen) -> int:

@@ -7,6 +7,7 @@ import gc
 import struct
 import weakref
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import orjson
@@ -20,7 +21,7 @@ from djl_trtllm.server.access import Access, ApiKey, Role
 from djl_trtllm.server.context import BodyMemory, ServerContext
 from djl_trtllm.server.websocket import PATH, BidirectionalStreams, WebSocketProtocol
 from djl_trtllm.telemetry import ServedRequest, Telemetry
-from tests.server.application import Application, body, started
+from tests.server.application import GET, Application, body, started
 from tests.server.application import Peer as HttpPeer
 from tests.support.client import BINARY, CONTINUATION, HANDSHAKE, PING_FRAME, TEXT, frame
 from tests.support.in_process import Hosts
@@ -277,34 +278,83 @@ async def test_the_connection_of_a_handshake_is_freed_at_once() -> None:
         gc.enable()
 
 
-async def test_sockets_are_opened_one_after_the_other_and_others_have_turns_between_them() -> None:
-    async def application(*_: object) -> None:
-        raise AssertionError("no message is answered")
-
+def crowd(application: ASGIApp, count: int, **options: Any) -> list[HttpPeer]:
+    """Peers of one server whose WebSockets wait: each of them comes in the turn of the first one's."""
     app = BidirectionalStreams(application, ServerContext(Options()))
-    peers = [HttpPeer(app)]
-    peers += [HttpPeer(app, beside=peers[0]) for _ in range(6)]
-    for peer in peers:
-        peer.sends(HANDSHAKE + b"\r\n")
-        if peer is not peers[0]:  # those that wait
-            peer.sends(frame(PING_FRAME))
-    peers.pop(3).protocol.connection_lost(None)
-    opened = []
-    for _ in range(40):
-        opened.append(sum(hasattr(peer.wire, "protocol") for peer in peers))
-        await asyncio.sleep(0)
-    assert [opened.count(count) for count in range(1, 6)] == [4, 4, 8, 4, 4] and opened[-1] == 6
-    assert [PONGED in peer.wire.written for peer in peers] == [False, *[True] * 5]
+    first = HttpPeer(app, **options)
+    first.sends(HANDSHAKE + b"\r\n")
+    return [first, *(HttpPeer(app, beside=first) for _ in range(count))]
+
+
+async def leave(peers: Sequence[HttpPeer]) -> None:
     for peer in peers:
         peer.wire.get_protocol().connection_lost(None)
         await until(lambda peer=peer: not peer.state.tasks)  # type: ignore[misc]
 
 
-async def test_a_handshake_that_is_refused_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
-    async def application(*_: object) -> None:
-        raise AssertionError("no message is answered")
+async def unasked(*_: object) -> None:
+    raise AssertionError("no message is answered")
 
-    peer = HttpPeer(BidirectionalStreams(application, ServerContext(Options())))
+
+async def test_sockets_are_opened_one_after_the_other_and_others_have_turns_between_them() -> None:
+    peers = crowd(unasked, 6)
+    for peer in peers[1:]:
+        peer.sends(HANDSHAKE + b"\r\n", frame(PING_FRAME))
+    peers.pop(3).protocol.connection_lost(None)
+    opened = []
+    for _ in range(40):
+        opened.append(sum(hasattr(peer.wire, "protocol") for peer in peers))
+        await asyncio.sleep(0)
+    assert [opened.count(count) for count in range(1, 6)] == [4] * 5 and opened[-1] == 6
+    assert [PONGED in peer.wire.written for peer in peers] == [False, *[True] * 5]
+    await leave(peers)
+
+
+async def test_no_client_is_late_while_its_socket_waits_to_be_opened_and_one_that_sends_much_is_refused_once() -> None:
+    first, waiting, flooding = crowd(unasked, 2, max_body_memory=10_000)
+    for peer in (waiting, flooding):
+        peer.sends(HANDSHAKE + b"\r\n")
+    assert waiting.protocol.deadline == inf
+    flooding.sends(*[bytes(4000)] * 3)
+    assert flooding.statuses == [503] and flooding.protocol.deadline < inf
+    assert first.connections.context.bodies.used == 4000
+    await until(lambda: waiting.statuses == [101])
+    assert flooding.statuses == [503]
+    await leave([first, waiting])
+
+
+async def test_a_socket_that_cannot_be_opened_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, failing, other = peers = crowd(unasked, 2)
+    for peer in (failing, other):
+        peer.sends(HANDSHAKE + b"\r\n")
+    read = WebSocketProtocol.data_received
+
+    def fail(protocol: WebSocketProtocol, data: bytes) -> None:
+        if protocol.transport is failing.wire:
+            raise MemoryError
+        read(protocol, data)
+
+    monkeypatch.setattr(WebSocketProtocol, "data_received", fail)
+    await until(lambda: other.statuses == [101])
+    assert "abort" in failing.wire.done
+    await leave(peers)
+
+
+async def test_a_socket_that_waits_behind_a_request_keeps_what_comes() -> None:
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"ok"})
+        peer.sends(frame(PING_FRAME))  # before the handshake that came behind the request is read
+
+    first, peer = peers = crowd(application, 1)
+    peer.sends(GET + b"\r\n" + HANDSHAKE + b"\r\n")
+    await until(lambda: PONGED in peer.wire.written)
+    assert peer.statuses == [200, 101] and first.statuses == [101]
+    await leave(peers)
+
+
+async def test_a_handshake_that_is_refused_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    peer = HttpPeer(BidirectionalStreams(unasked, ServerContext(Options())))
     peer.sends(HANDSHAKE.replace(PATH.encode(), b"/elsewhere") + b"\r\n")
     await until(lambda: not peer.state.tasks)
     assert peer.statuses == [404] and "close" in peer.wire.done
@@ -528,15 +578,26 @@ async def test_a_response_that_cannot_be_finished_closes_the_socket(hosts: Hosts
     assert socket.closed == 1011
 
 
-async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (KeyError("secret"), "answering a message of a WebSocket failed"),
+        (asyncio.CancelledError("secret"), "a WebSocket is closed with 1011"),
+    ],
+)
+async def test_a_defect_closes_the_socket_and_is_in_the_log(
+    caplog: pytest.LogCaptureFixture, error: BaseException, line: str
+) -> None:
+    caplog.set_level("INFO")
+
     async def defect(*_: object) -> None:
-        raise KeyError("secret")
+        raise error
 
     socket = Socket(BidirectionalStreams(defect, ServerContext(Options())))
     socket.message(b"{}")
     await socket.task
     assert socket.closed == 1011
-    assert "answering a message of a WebSocket failed" in caplog.text
+    assert line in caplog.text
     assert "secret" not in str(socket.sent)
 
 

@@ -28,6 +28,7 @@ from djl_trtllm.service.prompts import PromptReader
 from djl_trtllm.service.rendering import ChatRenderer
 from djl_trtllm.service.work import WORKERS, WorkerThreads
 from tests.support.in_process import Hosts, played_model
+from tests.support.processes import PATIENCE
 from tests.support.virtual_time import in_real_time, until
 
 TEMPLATE = (
@@ -360,6 +361,31 @@ async def test_no_more_threads_work_than_there_may_be_and_the_rest_waits() -> No
     await asyncio.gather(*tasks, return_exceptions=True)
     assert threads.submit(lambda: threads.waiting).result(60) == 0
     assert (len(begun), set(begun)) == (4, {"work-1", "work-2"})
+
+
+@in_real_time
+async def test_work_is_done_where_a_thread_could_not_be_started_before_or_others_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # Python's, as where memory is short
+
+    threads, free = WorkerThreads(2), threading.Event()
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", fail)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start"):
+                await threads.run(lambda: 1)
+    assert await asyncio.wait_for(threads.run(lambda: 2), PATIENCE) == 2
+    first = asyncio.ensure_future(threads.run(free.wait))
+    await asyncio.sleep(0)
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", fail)
+        second = asyncio.ensure_future(threads.run(lambda: 3))
+        await asyncio.sleep(0)
+    free.set()
+    assert (await first, await second) == (True, 3)
+    assert threads.waiting == 0
 
 
 class Panic(BaseException):

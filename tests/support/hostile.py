@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from tests.support.client import PING, raw_post
+from tests.support.pings import cpu_seconds
 from tests.support.processes import PATIENCE, InBackground, wait_until
 from tests.support.server import Server
 from tests.support.vision import chunk, data_url, encoded, image_part, png, text_bomb
@@ -42,11 +43,6 @@ def late(values: Iterable[float]) -> float:
     """The 99.9th percentile; 0 without values."""
     ordered = sorted(values)
     return ordered[len(ordered) * 999 // 1000] if ordered else 0.0
-
-
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, in nanoseconds' resolution (clock_getcpuclockid(3))."""
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def loop_seconds(pid: int) -> float:

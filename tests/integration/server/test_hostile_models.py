@@ -12,9 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.hostile import Times, cpu_seconds, late
+from tests.support.hostile import Times, late
 from tests.support.hostile_models import HOSTILE, LARGE, OTHERS, write_hostile, write_large
 from tests.support.models import scripted_model
+from tests.support.pings import cpu_seconds
 from tests.support.processes import PATIENCE, InBackground, wait_until
 from tests.support.server import Server, serving
 
