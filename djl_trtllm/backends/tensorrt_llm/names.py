@@ -5,17 +5,18 @@ TensorRT-LLM, for the version gates, and for `docs/tensorrt-llm-names.md`; `tool
 a real package. `build_arguments` is the one place that imports TensorRT-LLM's configuration classes.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from packaging.version import Version
+
+from djl_trtllm.files import read_table
 
 
 class _Required(Enum):
@@ -137,8 +138,7 @@ def _within(version: Version, since: str, until: str | None) -> bool:
 
 @cache
 def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str], Mapping[str, str]]:
-    text = resources.files(__package__).joinpath("names.json").read_text(encoding="utf-8")
-    data: Mapping[str, Any] = json.loads(text)
+    data = read_table("names.json", __package__)
     named = {row["name"]: msgspec.convert({"symbol": row["name"], **row}, Owner) for row in data["owners"]}
     rows = msgspec.convert(data["members"], tuple[Member, ...])
     return MappingProxyType(named), rows, MappingProxyType(data["eras"]), MappingProxyType(data["lora_modules"])

@@ -51,7 +51,6 @@ _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPO
 _POOLING_TABLES = ("_EMBEDDING_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS")
 """Those whose models embed or score."""
 _SPECULATES = (Method.NGRAM, Method.DRAFT, Method.EAGLE3, Method.EAGLE, Method.MTP, Method.MEDUSA)
-_SHOWN = 3
 _INSTALL = "pip install 'djl-trtllm[vllm]'"
 
 
@@ -238,7 +237,7 @@ def _unknown_architecture(layout: Layout, hardware: Hardware) -> str:
     known = {name for table in _TABLES + _POOLING_TABLES * pools for name in tables.get(table, ())}
     if not known or any(name in known or is_of_transformers(name) for name in asked):
         return ""
-    near = difflib.get_close_matches(asked[0], sorted(known), _SHOWN)
+    near = difflib.get_close_matches(asked[0], sorted(known))
     advice = f"; it has {', '.join(near)}" if near else ""
     others = {name for names in tables.values() for name in names} - known
     kind = ", which generates no text" if asked[0] in others else ""

@@ -53,9 +53,6 @@ _EMPTY_SECONDS = 0.001
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
 """Where vLLM keeps seeds in arrays they are of 64 bits with a sign, and ours are without."""
-_SEED_BITS = 31
-"""Bits of an engine's own seed, which NumPy and PyTorch take."""
-_TASKS = ("generate",)
 _MOST_SPELLINGS, _MOST_SPELT, _MOST_STOPS = 128, 1024, 128
 """Bad words as sequences of tokens (two for each word), their tokens, and stop tokens beside `min_new_tokens`.
 
@@ -146,7 +143,7 @@ def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tu
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    arguments = {"seed": secrets.randbits(_SEED_BITS), **arguments}
+    arguments = {"seed": secrets.randbits(31), **arguments}  # as many bits as NumPy and PyTorch take
     ranks = Ranks(*RANKS)
     with ranks.loading():
         engine = LLMEngine.from_engine_args(
@@ -231,8 +228,7 @@ class VllmExecutor(GatedExecutor):
         self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost
         # vLLM compiles some kernels at their first use, and speculation, for example, has no min_p.
         image = None if self._prompts is None else self._prompts.first()
-        draws = self.limits.draws_seeds
-        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image, draws_seeds=draws))
+        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image, draws_seeds=False))
         self._queried = self._hits = self._draft_tokens = self._drafts = 0
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
@@ -307,7 +303,7 @@ class VllmExecutor(GatedExecutor):
                 name,
                 prompt,
                 parameters,
-                _TASKS,
+                ("generate",),
                 lora_request=None if adapter is None else self._lora(adapter),
             )
             _check_bounds(processed.sampling_params, self._vocabulary)

