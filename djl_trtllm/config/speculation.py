@@ -19,7 +19,7 @@ from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
 
 
 class Method(str, enum.Enum):
-    """Where draft tokens come from."""
+    """The sources of draft tokens."""
 
     DRAFT = "draft_model"
     NGRAM = "ngram"
@@ -48,7 +48,7 @@ MOST_TOKENS = 256
 
 @dataclass(frozen=True)
 class Speculation:
-    """What speculates. A `method` that is no `Method` is an engine's own name; None leaves it to the engine.
+    """The speculation of a model. A `method` that is no `Method` is an engine's own name; None leaves it to the engine.
 
     `tokens` are proposed in an iteration. `model` is the path or id of the draft, `ngram` the longest n-gram that is
     looked up, `tensor_parallel` the draft's number of GPUs; `window` and `verification` are those of lookahead

@@ -207,7 +207,7 @@ class EnginePlan(ABC):
 
     @property
     def effects(self) -> Mapping[str, str]:
-        """What options do in this plan, by name, where that depends on their value."""
+        """The effects of options in this plan, by name, where that depends on their value."""
         return {}
 
     @property

@@ -293,7 +293,7 @@ class GuideGate:
             held.context.run(self._submit, held.request)
 
     def _waiting(self, *, slow: bool) -> list[_Held]:
-        """What waits for the slow process, or for the quick one, without what is being tried."""
+        """The guides that wait for the slow process, or for the quick one, without the one that is being tried."""
         trying = {process.trying.key for process in (self._quick, self._slow) if process and process.trying}
         untried = (held for held in self._untried() if held.key not in trying)
         return [held for held in untried if (held.expected > _QUICK_SECONDS or held.key in self._long) == slow]

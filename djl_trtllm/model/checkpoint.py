@@ -21,7 +21,7 @@ from djl_trtllm.files import MOST_JSON_BYTES, open_file, read_file
 _LFS = b"version https://git-lfs"
 _MOST_VALUES = 250_000
 _MOST_VALUES_OF_TENSORS = 1_000_000
-"""Of an index, and of the header of a file. Reading JSON holds the GIL, about a second for a million short keys."""
+"""The most values of an index or a header. Reading JSON holds the GIL: about a second for a million short keys."""
 _MOST_TENSORS = 1_000_000
 _MOST_INDEX_BYTES = 1 << 26
 """The largest models have 300,000 tensors, with a line of 100 bytes for each in their index."""

@@ -74,7 +74,7 @@ class Head:
     pad_id: int
 
     def describe(self) -> str:
-        """What comes of a text, such as "vectors of the last token, normalised"."""
+        """The output for a text, such as "vectors of the last token, normalised"."""
         if self.task is Task.SCORE:
             return f"scores of pairs, {'through a sigmoid' if self.activates else 'as they are'}"
         return f"vectors of the {_SHOWN[self.pooled]}, {'normalised' if self.activates else 'as they are'}"

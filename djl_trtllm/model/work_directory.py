@@ -32,7 +32,7 @@ SPARE_BYTES = 256 << 20
 
 
 def shortage(folder: Path, needed: int) -> str | None:
-    """What a folder's disk lacks for `needed` more bytes, beside those that stay free; None if they fit."""
+    """The message that a folder's disk has no room for `needed` more bytes and those that stay free; None if it has."""
     free = shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free
     if not needed or needed + SPARE_BYTES <= free:
         return None

@@ -22,7 +22,7 @@ _PROBE = Prompt(1, "Hello there")
 
 
 class Asked(NamedTuple):
-    """What is asked of both sides."""
+    """The prompts and tokens that both sides are asked for."""
 
     prompts: Sequence[Prompt]
     tokens: int

@@ -104,7 +104,7 @@ class Fleet:
         self._suspects = Suspects()
         self._replicas: dict[str, _Replica] = {}
         self._turns: OrderedDict[bytes, str] = OrderedDict()
-        """Where the last turn of each conversation went, by the key of its whole prompt."""
+        """The replica of the last turn of each conversation, by the key of its whole prompt."""
 
     def update(self, replicas: Mapping[str, tuple[str, int]], present: Collection[str]) -> None:
         """Replicas have come or gone: host and port of each that has an address, by its name, and the names of all.

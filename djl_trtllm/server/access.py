@@ -38,7 +38,7 @@ class WrongPort(Exception):
 
 
 class Role(enum.Enum):
-    """What a key may do."""
+    """The actions that a key allows."""
 
     INFER = "infer"
     MANAGE = "manage"

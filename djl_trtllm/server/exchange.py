@@ -114,9 +114,9 @@ class Exchange:
     """The client's API key, if it needs one."""
     sent_head: bool = False
     caller: Caller | None = None
-    """Whose request it is, where it counts among those of its client."""
+    """The client among whose requests it counts."""
     service: ModelService | None = None
-    """What generates `served.generations`."""
+    """The service that generates `served.generations`."""
     rest: Future[None] | None = None
     """Done when the response has ended, where it goes on after its handler."""
     _held: int = 0

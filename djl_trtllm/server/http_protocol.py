@@ -92,7 +92,7 @@ class HttpProtocol(asyncio.Protocol):
         self._last_reply = b""
         """The refusal of a request that is not read further, while those before it are answered."""
         self._websocket: WebSocketProtocol | None = None
-        """What has the connection instead of this one, and gets what comes."""
+        """The protocol that has the connection instead of this one, and gets its data."""
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:

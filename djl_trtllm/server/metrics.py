@@ -75,7 +75,7 @@ class ModelFigures:
     kv_block_tokens: int | None
     speculates: bool
     stats: Stats
-    """What the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
+    """Metrics that the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
 
     @property
     def kv_blocks_free(self) -> int | None:

@@ -59,7 +59,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.server, self.client = addresses["server"], addresses["client"]
         self.scheme = "wss" if addresses["scheme"] == "https" else "ws"
         self.refusal: HttpRefusal | None = None
-        """Why the library has refused the handshake."""
+        """The reason for which the library has refused the handshake."""
         self._connections = connections
         self._limits = connections.options
         self._memory = connections.context.bodies

@@ -201,7 +201,7 @@ class Machine:
 
     @property
     def kind(self) -> tuple[str, int | None]:
-        """What machines with the same GPUs have in common: they differ in their prices and hosts."""
+        """The properties that machines with the same GPUs share: they differ in their prices and hosts."""
         return self.gpu, self.gpus
 
     def cells(self, ranks: int) -> tuple[str, str]:

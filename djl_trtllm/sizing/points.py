@@ -59,13 +59,13 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """What was measured: a later point of the same replaces an earlier one."""
+        """The key of the measurement: a later point with the same key replaces an earlier one."""
         machine = (self.gpu, self.gpus, self.precision)
         return (self.model, self.engine, self.version, *machine, self.isl, self.osl, self.clients)
 
     @property
     def origin(self) -> str:
-        """Where the point comes from, as `vllm 0.26.0, djl-trtllm bench ..., 2026-11-27`."""
+        """The origin of the point, as `vllm 0.26.0, djl-trtllm bench ..., 2026-11-27`."""
         return f"{f'{self.engine} {self.version}'.strip()}, {self.command}, {self.date}"
 
 

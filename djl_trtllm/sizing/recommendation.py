@@ -273,7 +273,7 @@ class Recommendation:
 
     @property
     def refusal(self) -> str | None:
-        """Why the model cannot run there, with the numbers; None if it can."""
+        """The reason, with the numbers, for which the model cannot run there; None if it can."""
         if self.fits:
             return None
         if self.wanted is not None and self.maximum:

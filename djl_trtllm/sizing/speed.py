@@ -83,7 +83,7 @@ class _Matrices:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one of the GPUs does for a token: it is its part of each layer, and one of the pipeline's stages."""
+    """The work of one GPU for a token: it has a part of each layer of one of the pipeline's stages."""
 
     gpu: GpuModel
     ranks: int
@@ -92,7 +92,7 @@ class Rank:
     hidden: int
     dense: _Matrices
     experts: _Matrices
-    """Of all experts together."""
+    """The matrices of all experts together."""
     head: _Matrices
     chosen: float
     """The part of the experts that a token goes to."""
@@ -140,7 +140,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Speed:
-    """What the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
+    """The speed that the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
 
     `running` of the clients have a request that runs, the others wait for one to end. `limit` is what the
     largest part of the time goes to, of parts that may overlap; `origin` is the measured point that corrected the
@@ -150,12 +150,12 @@ class Speed:
     load: Load
     running: int
     ttft: float
-    """Until the first token, where clients send whenever their last request has ended."""
+    """Seconds until the first token, where clients send whenever their last request has ended."""
     ttft_of_burst: float
-    """Until the first token of the last request, where all clients send at the same moment."""
+    """Seconds until the first token of the last request, where all clients send at the same moment."""
     itl: float
     tokens_per_second: float
-    """Of all clients together."""
+    """The tokens of all clients together."""
     limit: str
     origin: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a front end reports of a request at its end: a line in the log, and a trace."""
+"""The reports of a front end at the end of a request: a line in the log, and a trace."""
 
 from djl_trtllm.telemetry.reports import ServedRequest, Telemetry
 

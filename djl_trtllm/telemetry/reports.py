@@ -50,7 +50,7 @@ CLIENT_LEFT = 499
 
 
 class Generated(NamedTuple):
-    """What the engine did for a request; several prompts count from the first start to the last end.
+    """The engine's work for a request; several prompts count from the first start to the last end.
 
     Times are those of `time.monotonic`, None for what did not happen. `reasons` are LMI's, as in the metrics.
     """
@@ -71,7 +71,7 @@ class Generated(NamedTuple):
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord]) -> Generated:
-        """What the engine did for the prompts of a request."""
+        """The engine's work for the prompts of a request."""
         accepted = [each.accepted_tokens for each in records if each.accepted_tokens is not None]
         reasons = (FINISH_WORDS[each.reason] for each in records if each.reason is not None)
         return cls(
@@ -111,7 +111,7 @@ class Asked(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ServedRequest:
-    """What is known of a request at its end; the front end fills it in while the request runs.
+    """The facts about a request at its end; the front end fills it in while the request runs.
 
     `method` and `path` are HTTP's, or what stands for them. `status` is HTTP's, or gRPC's by name. `error` is the class
     of what went wrong: messages may quote the text of a request. `headers` (lower case) may have the context of a

@@ -241,12 +241,12 @@ def scalar(value: Any) -> Any:
 
 
 def rule(row: str, part: str) -> Any:
-    """What a row in `rows.toml` says whatever the engine is, such as `part_of`; None where it says nothing."""
+    """The value in a row of `rows.toml` that holds for all engines, such as `part_of`; None where there is none."""
     return _ROWS.get(row, {}).get(part)
 
 
 def cell(row: str, engine: str) -> Mapping[str, Any]:
-    """What a row says of an engine: of a worker of Dynamo what it says of all workers, else of the engine it runs."""
+    """The value in a row for an engine. A worker of Dynamo has that of all workers, else that of the engine it runs."""
     shared = rule(row, "dynamo") if engine in WORKERS else None
     found: Mapping[str, Any] = shared or rule(row, base(engine)) or {}
     return found

@@ -86,7 +86,7 @@ class Spread(NamedTuple):
 
 @dataclass
 class Measured:
-    """What was found of one engine. `answers` are its greedy answers; `no_answers` says why there are none."""
+    """The measurements of one engine. `answers` are its greedy answers; `no_answers` says why there are none."""
 
     engine: Engine
     rounds: list[Round] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Versus:
     warnings: list[str] = field(default_factory=list)
     interrupted: bool = False
     failure: BenchmarkError | None = None
-    """Why the last round is not whole."""
+    """The reason for which the last round is not whole."""
 
     @property
     def complete(self) -> bool:
