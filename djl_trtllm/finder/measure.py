@@ -91,9 +91,9 @@ class Search:
 
     @property
     def left(self) -> int:
-        """Trials that are certain to be enough."""
+        """Trials that are certain to be enough; none are left where those that were made contradict each other."""
         between = self.failing - self.fitting - 1
-        return max(len(self.numbers).bit_length() - self.tried, between.bit_length()) if between else 0
+        return max(len(self.numbers).bit_length() - self.tried, between.bit_length()) if between > 0 else 0
 
     @property
     def next(self) -> int | None:

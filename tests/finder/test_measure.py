@@ -561,3 +561,8 @@ def test_a_compiled_engine_has_its_number_already() -> None:
     refuse_built(layout, Backend.OPENVINO)
     layout.kind.is_engine = False
     refuse_built(layout, Backend.TENSORRT)
+
+
+def test_a_search_whose_trials_contradict_each_other_ends() -> None:
+    search = Search.over(range(LOWEST, HIGHEST + 1), [(LOWEST + 5, True), (LOWEST + 2, False)])
+    assert (search.left, search.next) == (0, None)
