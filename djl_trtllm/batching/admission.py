@@ -408,9 +408,9 @@ class Translator:
         `most_with_thinking`: the most tokens of each one when its reasoning is ended for want of budget.
         """
         sampling = request.sampling
-        seed = sampling.seed if sampling.do_sample and self._seeded else None
-        if seed is None and sampling.do_sample and self._seeded and self._draws_seeds:
-            seed = secrets.randbits(32)
+        seed = None
+        if sampling.do_sample and self._seeded:
+            seed = secrets.randbits(32) if sampling.seed is None and self._draws_seeds else sampling.seed
         shown: Mapping[int, str] = _NONE
         if request.shown_tokens:
             ids = {self._tokenizer.raw.token_to_id(text): text for text in request.shown_tokens}

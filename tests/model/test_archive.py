@@ -242,6 +242,11 @@ def test_a_compression_bomb_is_stopped_by_its_ratio_to_the_archive(
         assert (tmp_path / str(number)).exists() is fits
 
 
+def test_the_bounds_are_beyond_what_a_model_needs() -> None:
+    assert (archives.MOST_BYTES, archives.MOST_MEMBERS) == (2 << 40, 100_000)
+    assert (archives.MOST_RATIO, archives.RATIO_FROM_BYTES) == (1_000, 1 << 30)
+
+
 def test_the_ratio_of_a_small_archive_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound(monkeypatch, MOST_RATIO=1)
     extract(pack(tmp_path / "m.tar.gz", member("zeros", bytes(10_000))), tmp_path / "out")
