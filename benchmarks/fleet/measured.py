@@ -72,13 +72,13 @@ class Row:
 
     @property
     def off(self) -> float:
-        """The difference as a share of what was measured."""
+        """The difference as a share of the measured value."""
         return abs(self.simulated - self.measured) / (self.measured or 1)
 
 
 @dataclass
 class Measured:
-    """What became of the requests, and the seconds that each replica took to start."""
+    """The ends of the requests, and the seconds that each replica took to start."""
 
     result: Result
     starts: Sequence[float] = ()

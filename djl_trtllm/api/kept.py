@@ -37,7 +37,7 @@ class Kept:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: defaultdict[str, OrderedDict[str, Entry]] = defaultdict(OrderedDict)
-        """The entries of each key, the one that was used longest ago first."""
+        """The entries of each key, the least recently used first."""
         self._sizes: dict[str, int] = {}
 
     @property

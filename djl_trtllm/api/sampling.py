@@ -191,7 +191,7 @@ _READERS: dict[str, Callable[[Any], Guide]] = {
 
 
 def _one_of(*names: str) -> Kind:
-    """An object with one of these members; those that are null or false are not given."""
+    """An object with one of these members; a member that is null or false is not given."""
 
     def read(value: Any) -> Guide:
         given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}

@@ -92,7 +92,7 @@ class EngineBackend(ABC):
     """The tasks of the models that this backend runs."""
 
     has_gpus: bool = True
-    """Whether the engine runs on GPUs; one that never does needs none reserved, or supposed for a plan."""
+    """Whether the engine runs on GPUs; an engine that never does needs no GPU reserved, or supposed for a plan."""
 
     batch_size: int = 0
     """Sequences at the same time where the user has set no number; 0: the option's default."""
@@ -184,9 +184,9 @@ def effects_on(backend: Backend) -> Effects:
 
 
 def lacking(engine: str, version: str | None, oldest: str, install: str, *, has_gpu: bool, other: str = "") -> str:
-    """What a machine lacks for an engine of NVIDIA GPUs, "" for nothing. `install` is how to get the engine.
+    """The parts that a machine lacks for an engine of NVIDIA GPUs, "" where it lacks nothing.
 
-    `other` is another way to run it without a GPU.
+    `install` is how to get the engine. `other` is another way to run it without a GPU.
     """
     problems = []
     if version is None:

@@ -96,7 +96,7 @@ def server_of(plan: Plan) -> str:
 
 
 def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """What the requests of all loads are."""
+    """The properties that the requests of all loads share."""
     return {
         "version": __version__,
         "api": plan.api,

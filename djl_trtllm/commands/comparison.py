@@ -1,4 +1,4 @@
-"""One model on many machines: those that hold a number of sequences, and those that hold a load, cheapest first."""
+"""One model on many machines: the machines that hold a number of sequences, or a load, cheapest first."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _cells(one: SizeReport) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Goals:
-    """What is to be held; None for what does not matter. `budget` is in USD per hour, of one machine."""
+    """The goals that a machine has to hold, None where any value will do. `budget` is of one machine, in USD per hour."""
 
     load: Load
     ttft: float | None = None

@@ -397,7 +397,7 @@ def _quantized(context: RuleContext) -> Mapping[str, object]:
 
 
 def _without(context: RuleContext, names: tuple[str, ...]) -> Mapping[str, object] | None:
-    """Those of these options that are set."""
+    """The options among these that are set."""
     given = [context.format_setting(name) for name in names if context.is_set(name)]
     return {"given": " and ".join(given), "have": "has" if len(given) == 1 else "have"} if given else None
 

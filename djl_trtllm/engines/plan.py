@@ -147,7 +147,7 @@ class EnginePlan(ABC):
     adapter_limits: AdapterLimits | None = None
     """The LoRA adapters that the engine takes; None where it takes none."""
     head: Head | None = None
-    """How a model embeds or scores; None for one that generates."""
+    """How a model embeds or scores; None for a model that generates."""
 
     executor: ClassVar[str]
     """The executor as `module:Class`; only the engine process imports it."""

@@ -128,7 +128,7 @@ class HttpProtocol(asyncio.Protocol):
             self.transport.close()
 
     def _open_later(self) -> None:
-        """Open a WebSocket that had to wait, with what came meanwhile, if its client is still there."""
+        """Open a WebSocket that had to wait, with the data that came meanwhile, if its client is still there."""
         self._opening = False
         if self._parser is None or self._linger is not None or self.transport.is_closing():
             return

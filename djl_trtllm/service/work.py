@@ -53,7 +53,7 @@ class WorkerThreads(Executor):
         return future
 
     def _start_thread(self) -> None:
-        """Start another thread, or leave the work to those that there are. Raises RuntimeError if there are none."""
+        """Start another thread, or leave the work to the running threads. Raises RuntimeError if none runs."""
         try:
             threading.Thread(target=self._serve, name=f"work-{self._threads + 1}", daemon=True).start()
         except (RuntimeError, MemoryError):  # memory is short, or the machine has no more threads

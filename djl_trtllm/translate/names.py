@@ -233,7 +233,7 @@ def _plain(value: Any) -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """The number or the switch that a text is; other text, and what is none, as it is."""
+    """The number or the switch that a text is. Other text, and a value that is no text, stays as it is."""
     text = as_text(value)
     if not isinstance(value, str) or not re.fullmatch(r"-?\d{1,18}(\.\d{1,18})?|true|false", text, re.IGNORECASE):
         return value

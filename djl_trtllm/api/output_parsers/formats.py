@@ -55,7 +55,7 @@ class Call:
     closers: tuple[str, ...]
     listed: bool
     name_ends: reader.Markers | None
-    """Markers one of which stands after the name; None if the name is in the body."""
+    """The markers that may stand after the name; None if the name is in the body."""
 
     @classmethod
     def read(cls, text: str, parameter: Parameter | None) -> Call:

@@ -224,7 +224,7 @@ def _refusal(layout: Layout, hardware: Hardware) -> str:
 
 
 def _unknown_architecture(layout: Layout, hardware: Hardware) -> str:
-    """What is wrong with an architecture that neither vLLM nor transformers has, "" for others.
+    """The message about an architecture that neither vLLM nor transformers has, "" for other architectures.
 
     vLLM runs models of transformers that it does not have itself, if they fit, and those that bring their own code.
     """

@@ -30,7 +30,7 @@ FINISH_REASONS = {
     FinishReason.ERROR: "error",
 }
 _ENDS = (FinishReason.END_TOKEN, FinishReason.STOP)
-"""The reasons in the place of which a choice with calls has `tool_calls`."""
+"""The reasons that `tool_calls` replaces in a choice with calls."""
 
 
 @dataclass(slots=True)
