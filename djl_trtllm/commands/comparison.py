@@ -139,7 +139,7 @@ def _cells(one: SizeReport) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Goals:
-    """The goals that a machine has to hold, None where any value will do. `budget` is of one machine, in USD per hour."""
+    """The goals that a machine has to hold; None is no goal. `budget` is the price of one machine in USD per hour."""
 
     load: Load
     ttft: float | None = None
