@@ -6,17 +6,21 @@ unless Triton refuses it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import yaml
 from google.protobuf import text_encoding
 
 from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets, read_text
+from djl_trtllm.config.compat.truss import compose
 from djl_trtllm.config.options import find
+from djl_trtllm.config.options.choices import TritonModel
 from djl_trtllm.config.options.option import NotAValueError
 from djl_trtllm.config.sources import Layer, Source
 from djl_trtllm.files import read_table
@@ -184,6 +188,9 @@ def _unescaped(token: _Token) -> str:
 
 
 CONFIG_FILE = "config.pbtxt"
+LLM_API_FILE = "model.yaml"
+LLM_API_OPTIONS = {"model": "option.model_id", "backend": "option.backend"}
+"""The names in a `model.yaml` that are options here; all others but `triton_config` are arguments of TensorRT-LLM."""
 _PRESETS = {
     "option.batch_scheduler_policy": "guaranteed_no_evict",
     "triton_http_port": "8000",
@@ -226,13 +233,14 @@ def repository_files(directory: Path) -> tuple[Path, ...]:
 
 def read_repository(files: tuple[Path, ...]) -> list[Source]:
     """One source for each file of a repository, and what Triton presets beside them."""
-    sources = list(_without_repeats(read_config(path) for path in files))
+    sources = list(_without_repeats(source for path in files for source in _read_model(path)))
     if sources and all(path.parent.name != ENGINE_MODEL for path in files) and len(files) > 1:
         folder = files[0].parent.parent
         problem = f"{folder} has no {ENGINE_MODEL}/{CONFIG_FILE}: copy it beside {files[0].parent.name}/{CONFIG_FILE}"
         sources.append(Source(Layer.FOREIGN, problems=(problem,)))
     # A repository with nothing but the engine is the one that DJL Serving's compiler wrote.
-    return [*sources, triton_presets()] if len(files) > 1 else sources
+    of_triton = len(files) > 1 or any(llm_api_file(path) for path in files)
+    return [*sources, triton_presets()] if of_triton else sources
 
 
 def _without_repeats(sources: Iterable[Source]) -> Iterator[Source]:
@@ -252,6 +260,75 @@ def triton_presets() -> Source:
 def read_config(path: Path) -> Source:
     text = read_text(path)
     return text if isinstance(text, Source) else parse_config(text, str(path), own_engine=_own_engine(path.parent))
+
+
+def _read_model(config: Path) -> Iterator[Source]:
+    """The settings of a model of a repository: its `config.pbtxt`, and the LLM API's `model.yaml` if it has one."""
+    yield read_config(config)
+    if (path := llm_api_file(config)) is not None:
+        text = read_text(path)
+        yield text if isinstance(text, Source) else parse_llm_api(text, str(path))
+
+
+def llm_api_file(config: Path) -> Path | None:
+    """The LLM API's `model.yaml` in a version's folder beside a `config.pbtxt`; None where there is none."""
+    return next(iter(sorted(config.parent.glob(f"[0-9]*/{LLM_API_FILE}"))), None)
+
+
+def parse_llm_api(text: str, path: str) -> Source:
+    """The settings in the text of a `model.yaml`, which has arguments of TensorRT-LLM's `LLM` and `triton_config`.
+
+    The model, its backend and `triton_config` are options here; all other arguments become
+    `option.extra_llm_api_options`. Source: `triton_backend/all_models/llmapi` of TensorRT-LLM (0a71057).
+    """
+    try:
+        arguments, lines = _arguments(text)
+    except FormatError as error:
+        return error.source(path)
+    reading = Reading(path)
+
+    def entry_of(name: str, value: Any, within: str = "") -> ForeignSetting:
+        shown = value if isinstance(value, str) else "" if value is None else json.dumps(value)
+        return ForeignSetting(name, shown, lines.get(within or name, 1))  # the name may come from an alias (<<)
+
+    reading.set("option.triton_model", ForeignSetting(LLM_API_FILE, TritonModel.LLMAPI, 1))
+    of_triton = arguments.pop("triton_config", None) or {}
+    if not isinstance(of_triton, dict):
+        reading.refuse(entry_of("triton_config", of_triton), "expected names and values: {decoupled: true}")
+        of_triton = {}
+    for name, value in of_triton.items():
+        if (name, value) != ("max_batch_size", 0):  # its only value: requests have no batch dimension
+            key, entry = OPTION_OF.get(name), entry_of(name, value, "triton_config")
+            if key is None:
+                reading.unknown_setting(entry, tuple(OPTION_OF), _TRITON)
+            else:
+                reading.set(key, entry)
+    if not arguments.get("model"):
+        reading.problems.append(f"{path}: model is missing: expected a directory or an id on the hub")
+    for name, option in LLM_API_OPTIONS.items():
+        if (value := arguments.pop(name, None)) is not None:
+            reading.set(option, entry_of(name, value))
+    if processors := arguments.pop("logits_post_processors", None):
+        reading.refuse(
+            entry_of("logits_post_processors", processors),
+            "code of one's own does not run in the engine here; remove it, and use guides or bad words",
+        )
+    if arguments:
+        first = next(iter(arguments))
+        reading.set("option.extra_llm_api_options", ForeignSetting(first, json.dumps(arguments), lines.get(first, 1)))
+    return reading.source()
+
+
+def _arguments(text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The values of a YAML file by name, as JSON has them, and the lines of the names. Raises `FormatError`."""
+    root = compose(text)
+    try:
+        arguments = json.loads(json.dumps(yaml.safe_load(text) or {}, default=str))
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # a tag that is not known, a name that is a date
+        raise FormatError(1, f"this is not YAML of plain values: {' '.join(str(error).split())}") from None
+    if not isinstance(arguments, dict):  # a tag makes something else of it
+        raise FormatError(1, "expected `key: value` lines")
+    return arguments, {key.value: key.start_mark.line + 1 for key, _ in root.value}
 
 
 def _own_engine(model: Path) -> Path | None:

@@ -143,6 +143,14 @@ class UnknownParameters(Choice):
     WARN = "warn"
 
 
+class TritonModel(Choice):
+    """The model of Triton whose inputs and outputs its clients use."""
+
+    ENSEMBLE = "ensemble"
+    LLMAPI = "llmapi"
+    """`tensorrt_llm` of TensorRT-LLM's LLM API, with inputs such as `sampling_param_max_tokens`."""
+
+
 class LogFormat(Choice):
     TEXT = "text"
     JSON = "json"
@@ -371,6 +379,7 @@ class OptionTypes:
     record_prompts: str
     record_max_bytes: int
     # triton
+    triton_model: TritonModel
     decoupled: bool | None
     triton_http_port: int
     triton_grpc_port: int

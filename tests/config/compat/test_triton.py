@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djl_trtllm.config import Config
@@ -216,6 +218,95 @@ def test_a_model_is_known_by_its_folder_its_name_or_its_platform(path: str, text
     source = read(text + "\n" + parameter("gpt_model_type", "${type}"), path)
     assert bool(source.problems) is refused
     assert bool(source.warnings) is not refused
+
+
+LLM_API = """\
+model: org/model
+backend: pytorch
+tensor_parallel_size: 2
+kv_cache_config:
+  enable_block_reuse: false
+triton_config: {max_batch_size: 0, decoupled: true, cancellation_check_period_ms: 50}
+"""
+
+
+def of_llm_api(tmp_path: Path, text: str) -> list[Source]:
+    version = tmp_path / "tensorrt_llm" / "1"
+    files = repository(tmp_path, tensorrt_llm='name: "tensorrt_llm"\nbackend: "python"\n')
+    version.mkdir()
+    (version / triton.LLM_API_FILE).write_text(text)
+    return triton.read_repository(files)
+
+
+def test_the_file_of_the_llm_api_has_its_model_what_triton_is_told_and_arguments_of_the_engine(tmp_path: Path) -> None:
+    sources = of_llm_api(tmp_path, LLM_API)
+    options = resolve(sources).options
+    assert (options.model_id, options.backend, options.decoupled) == ("org/model", "pytorch", True)
+    assert options.triton_model == "llmapi"
+    settings = {setting.key: setting for source in sources for setting in source.settings}
+    arguments = {"tensor_parallel_size": 2, "kv_cache_config": {"enable_block_reuse": False}}
+    assert json.loads(settings["option.extra_llm_api_options"].value) == arguments
+    places = ("option.model_id", "option.backend", "option.extra_llm_api_options")
+    assert [settings[name].origin.line for name in places] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("backend: pytorch\n", "model is missing: expected a directory or an id"),
+        (LLM_API + "logits_post_processors: {ban: my.module:Ban}\n", "logits_post_processors=.*yaml:7.*: code"),
+        ("model: a\nmodel: b\n", "model is here and on line 1"),
+        ("- a\n", "expected `key: value` lines"),
+        ("model: !!python/name:os.system x\n", "not YAML"),
+        ("model: 2026-13-45\n", "not YAML"),
+        (LLM_API.replace("decoupled: true", "decoupled: perhaps"), "decoupled=perhaps"),
+        ("model:\nbackend: pytorch\n", "model is missing"),
+        ("model: a\ntriton_config: decoupled\n", "triton_config=decoupled .*yaml:2"),
+        ("model: a\nkv_cache_config: {2026-01-01: 1}\n", "keys must be"),
+        ("!!set {model}\n", "expected `key: value` lines"),
+        (f"model: a\nx: 0x{'f' * 9000}\n", "digits"),
+        (f"model: &long {'a' * 100_000}\nx: [{'*long, ' * 1000}]\n", "characters"),
+    ],
+)
+def test_what_is_wrong_in_the_file_of_the_llm_api_is_refused_with_its_line(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(of_llm_api(tmp_path, text))
+
+
+def test_the_file_of_the_llm_api_may_merge_mappings(tmp_path: Path) -> None:
+    text = "<<: {model: org/model, triton_config: {decoupled: true}}\nbackend: pytorch\n"
+    options = resolve(of_llm_api(tmp_path, text)).options
+    assert (options.model_id, options.backend, options.decoupled) == ("org/model", "pytorch", True)
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates()
+TREES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(LEAVES, inner), max_leaves=8)
+KEYS = st.sampled_from(("model", "backend", "triton_config", "logits_post_processors")) | LEAVES
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(KEYS, TREES, max_size=4).map(yaml.safe_dump) | st.text())
+def test_any_file_of_the_llm_api_resolves_or_is_refused(text: str) -> None:
+    resolves_or_is_refused([triton.parse_llm_api(text, PLACE)])
+
+
+def test_values_of_the_llm_apis_file_may_come_from_an_alias_and_null_is_none(tmp_path: Path) -> None:
+    text = "<<: {model: a, triton_config: {decoupled: 'false'}}\nbackend:\n"
+    config = resolve(of_llm_api(tmp_path, text))
+    assert (config.options.model_id, config.options.decoupled) == ("a", False)
+    assert not config.is_set("backend") and not config.is_set("extra_llm_api_options")
+
+
+def test_a_repository_of_the_llm_api_has_tritons_ports(tmp_path: Path) -> None:
+    options = resolve(of_llm_api(tmp_path, LLM_API)).options
+    assert (options.triton_http_port, options.triton_grpc_port, options.triton_metrics_port) == (8000, 8001, 8002)
+
+
+def test_what_triton_is_told_and_nobody_knows_is_reported(tmp_path: Path) -> None:
+    sources = of_llm_api(tmp_path, LLM_API.replace("decoupled", "decouple"))
+    assert any("decouple" in warning and "decoupled" in warning for warning in resolve(sources).warnings)
 
 
 @by_table("text", "setting")

@@ -29,6 +29,7 @@ from djl_trtllm.config.explain import as_json, render
 from djl_trtllm.config.options import find
 from djl_trtllm.config.resolve import resolve
 from djl_trtllm.config.sources import Layer, Source
+from djl_trtllm.errors import ConfigError
 from tests.config.helpers import printed, resolves_or_is_refused, values
 from tests.support.tables import by_rows, by_table, table
 
@@ -252,3 +253,10 @@ def test_as_many_levels_and_values_as_there_may_be_are_read(monkeypatch: pytest.
     assert len(entries("a: [1, 2, 3]")) == 3
     with pytest.raises(FormatError, match="more than 3 values"):
         entries("a: [1, 2, 3, 4]")
+
+
+def test_a_model_that_writes_no_text_is_refused_whatever_its_version() -> None:
+    for model in ("whisper", "whisper_large_v3"):
+        with pytest.raises(ConfigError, match="speech recognition"):
+            from_text(nested("trt_llm.build.base_model", model))
+    from_text(nested("trt_llm.build.base_model", "llama_whisper"))

@@ -1,14 +1,15 @@
 """Descriptions of the server and its models, as plain dictionaries with the names of KServe's JSON.
 
 Triton's models for TensorRT-LLM are `ensemble` and `tensorrt_llm_bls`, and the parts that they are made of. The one
-model of a server has all of these names beside its own; the parts take no requests.
+model of a server has all of these names beside its own; the parts take no requests. In a repository of the LLM API,
+`tensorrt_llm` is the model, and takes them.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from djl_trtllm.api.base import ModelContext, ModelStatus
-from djl_trtllm.api.dialects.triton.inference import BLS_INPUTS, INPUTS, OUTPUTS, InputSpec, OutputSpec
+from djl_trtllm.api.dialects.triton.inference import BLS_INPUTS, InputSpec, OutputSpec, interface_of
 from djl_trtllm.api.parameters import show
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownModelError, UnsupportedParameterError
@@ -43,9 +44,9 @@ def check_version(version: str | None, name: str) -> None:
         )
 
 
-def check_takes_requests(name: str) -> None:
-    """Raises InvalidRequestError for the part of an ensemble."""
-    if name in PARTS:
+def check_takes_requests(name: str, model: ModelContext) -> None:
+    """Raises InvalidRequestError for the part of an ensemble. The LLM API's `tensorrt_llm` is none."""
+    if name in PARTS and interface_of(model).batched:
         raise InvalidRequestError(
             f"model '{name}' is a part that takes no requests here: send them to '{ENSEMBLE}' or '{BLS}', as text"
         )
@@ -64,36 +65,38 @@ def page(kind: str, models: Sequence[ModelStatus], name: str | None) -> dict[str
     if model.context is None:
         raise NotReadyError(f"model '{model.name}' is not ready", retry_after=10)
     name = name or model.name
-    return model_config(name, model.context) if kind == "config" else model_metadata(name)
+    return (model_config if kind == "config" else model_metadata)(name, model.context)
 
 
 def server_metadata() -> dict[str, Any]:
     return {"name": "djl-trtllm", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
-def model_metadata(name: str) -> dict[str, Any]:
+def model_metadata(name: str, model: ModelContext) -> dict[str, Any]:
     """`name` is the one in the request. Raises InvalidRequestError for a part."""
-    check_takes_requests(name)
+    check_takes_requests(name, model)
+    interface = interface_of(model)
     return {
         "name": name,
         "versions": [VERSION],
-        "platform": ENSEMBLE,
-        "inputs": [_described(each) for each in _inputs_of(name)],
-        "outputs": [_described(each) for each in OUTPUTS],
+        "platform": ENSEMBLE if interface.batched else "python",
+        "inputs": [_described(each, batched=interface.batched) for each in _inputs_of(name, model)],
+        "outputs": [_described(each, batched=interface.batched) for each in interface.outputs],
     }
 
 
 def model_config(name: str, model: ModelContext) -> dict[str, Any]:
     """Triton's model configuration, with the names of its protocol buffer. Raises InvalidRequestError for a part."""
-    check_takes_requests(name)
+    check_takes_requests(name, model)
+    interface = interface_of(model)
     return {
         "name": name,
-        "platform": ENSEMBLE,
-        "backend": "",
+        "platform": ENSEMBLE if interface.batched else "",
+        "backend": "" if interface.batched else "python",
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": model.options.max_rolling_batch_size,
-        "input": [_configured(each) | {"optional": each.optional} for each in _inputs_of(name)],
-        "output": [_configured(each) for each in OUTPUTS],
+        "max_batch_size": model.options.max_rolling_batch_size if interface.batched else 0,
+        "input": [_configured(each) | {"optional": each.optional} for each in _inputs_of(name, model)],
+        "output": [_configured(each) for each in interface.outputs],
         "model_transaction_policy": {"decoupled": is_decoupled(model)},
     }
 
@@ -103,8 +106,8 @@ def is_decoupled(model: ModelContext) -> bool:
     return model.options.decoupled is not False
 
 
-def _inputs_of(name: str) -> tuple[InputSpec, ...]:
-    return (*INPUTS, *BLS_INPUTS) if name == BLS else INPUTS
+def _inputs_of(name: str, model: ModelContext) -> list[InputSpec]:
+    return [each for each in interface_of(model).inputs if name == BLS or each not in BLS_INPUTS]
 
 
 def statistics(models: Sequence[ModelStatus], name: str | None = None) -> dict[str, Any]:
@@ -125,8 +128,8 @@ def repository_index(models: Sequence[ModelStatus], *, ready_only: bool = False)
     ]
 
 
-def _described(each: InputSpec | OutputSpec) -> dict[str, Any]:
-    return {"name": each.name, "datatype": each.datatype, "shape": [-1, *each.dims]}
+def _described(each: InputSpec | OutputSpec, *, batched: bool) -> dict[str, Any]:
+    return {"name": each.name, "datatype": each.datatype, "shape": [*[-1] * batched, *each.dims]}
 
 
 def _configured(each: InputSpec | OutputSpec) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Triton refuses them here. Sources: `http_server.cc` of Triton (e1db8a6), its `ex
 
 import gzip
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from djl_trtllm.api import base
 from djl_trtllm.api.base import dump_line, parse_json
 from djl_trtllm.api.dialects.triton import description, inference
 from djl_trtllm.api.dialects.triton.description import VERSION, is_decoupled, refuse_tensor_parameters
+from djl_trtllm.api.dialects.triton.tensors import Tensor, from_bytes, from_json, to_bytes
 from djl_trtllm.api.openapi import STRING, list_of, members, read_operations
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.config.compat.triton import repository_files
@@ -103,9 +104,6 @@ def compress(body: bytes, encoding: str) -> bytes:
     return gzip.compress(body, _FASTEST, mtime=0) if encoding == "gzip" else zlib.compress(body, _FASTEST)
 
 
-SEQUENCE_PARAMETERS = {"sequence_end": False, "sequence_id": 0, "sequence_start": False}
-"""The parameters that an ensemble adds to every response."""
-
 _ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
@@ -115,7 +113,7 @@ _SSE = "text/event-stream; charset=utf-8"
 
 def parse_generate(request: base.RawRequest, model: base.ModelContext, name: str) -> base.Call:
     """Read a body. `name` is the model's in the path. Raises InvalidRequestError."""
-    streams = request.path.endswith("/generate_stream")
+    streams, interface = request.path.endswith("/generate_stream"), inference.interface_of(model)
     if streams and not is_decoupled(model):
         raise errors.InvalidRequestError(inference.STREAM_NEEDS_DECOUPLED)
     payload = read_object(read_body(request, model.options.max_request_size))
@@ -123,17 +121,19 @@ def parse_generate(request: base.RawRequest, model: base.ModelContext, name: str
     values.pop("parameters", None)
     values.pop("id", None)
     problems = Problems.of(model.options)
-    read = inference.read_request(values, model, problems)
+    read = interface.read_request(values, model, problems)
     if not streams and read.stream:
         problems.invalid.append(_ONE_RESPONSE)
     if streams and read.stream is not False and read.generation.sampling.beam_width > 1:
         problems.invalid.append("'beam_width' is above 1: expected 1 in a stream, or 'stream' to be false")
     problems.raise_any()
-    head = {"model_name": name, "model_version": VERSION, **SEQUENCE_PARAMETERS}
+    head = {"model_name": name, "model_version": VERSION, **interface.added}
     if identifier := read_id(payload):
         head["id"] = identifier
     encoder: base.ResponseEncoder
-    if streams and read.stream is not False:
+    if read.stream and not interface.batched:
+        encoder = TextSoFarEncoder(read, head)
+    elif streams and read.stream is not False:
         encoder = TritonStreamEncoder(read, head)
     else:
         encoder = TritonGenerateEncoder(read, head, as_event=streams)
@@ -144,15 +144,36 @@ class TritonGenerateEncoder(inference.BatchEncoder):
     """One object at the end; `as_event`: as the only event of a stream."""
 
     def __init__(self, request: inference.InferenceRequest, head: dict[str, Any], *, as_event: bool = False) -> None:
-        super().__init__([request], inference.ALWAYS)
+        super().__init__([request], request.usual)
         self.stream = as_event
         self.content_type = _SSE if as_event else "application/json"
         self._head = head
 
     def _body(self) -> bytes:
-        outputs = {name: _unwrapped(tensor.data) for name, tensor in self.tensors().items()}
-        body = dict(sorted((self._head | outputs).items()))
-        return b"data: " + dump_line(body) + b"\n\n" if self.stream else orjson.dumps(body)
+        return _body(self._head, self.tensors(), as_event=self.stream)
+
+
+class TextSoFarEncoder(base.ResponseEncoder):
+    """An event for each chunk, with all text so far, as TensorRT-LLM's LLM API has it."""
+
+    stream = repeats = True
+    content_type = _SSE
+
+    def __init__(self, request: inference.InferenceRequest, head: dict[str, Any]) -> None:
+        self._head = head
+        self._so_far = inference.TextSoFar(request, request.usual)
+
+    def begin(self, prompt: base.Prompt) -> None:
+        self._so_far.begin(prompt)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        error = None if chunk.finished is None else chunk.finished.error
+        data = _body(self._head, self._so_far.after(chunk), as_event=True) if chunk.tokens or error is None else b""
+        return data if error is None else data + self.error(error)
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """A last event with Triton's `error`."""
+        return _failed(error)
 
 
 class TritonStreamEncoder(base.ResponseEncoder):
@@ -181,7 +202,7 @@ class TritonStreamEncoder(base.ResponseEncoder):
     def error(self, error: errors.RequestError) -> bytes:
         """A last event with Triton's `error`."""
         self._failed = True
-        return b"data: " + dump_line({"error": str(error)}) + b"\n\n"
+        return _failed(error)
 
     def _event(self, index: int, tokens: list[Token]) -> bytes:
         self._begun[index] = True
@@ -196,6 +217,16 @@ class TritonStreamEncoder(base.ResponseEncoder):
             orjson.dumps(_unwrapped(logprobs)),
             dump_line(text),
         )
+
+
+def _body(head: dict[str, Any], tensors: Mapping[str, Tensor], *, as_event: bool) -> bytes:
+    outputs = {name: _unwrapped(tensor.data) for name, tensor in tensors.items()}
+    body = dict(sorted((head | outputs).items()))
+    return b"data: " + dump_line(body) + b"\n\n" if as_event else orjson.dumps(body)
+
+
+def _failed(error: errors.RequestError) -> bytes:
+    return b"data: " + dump_line({"error": str(error)}) + b"\n\n"
 
 
 def _unwrapped(values: list[Any]) -> Any:
@@ -213,7 +244,8 @@ def _template(head: dict[str, Any], index: int | None) -> bytes:
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _NO_STREAM = (
-    "'stream' is true: HTTP end point doesn't support models with decoupled transaction policy; use generate_stream"
+    "a stream is asked for: HTTP end point doesn't support models with decoupled transaction policy; "
+    "use generate_stream"
 )
 _MOST_TENSORS = 64
 
@@ -227,12 +259,18 @@ def parse_infer(request: base.RawRequest, model: base.ModelContext, name: str) -
         raise errors.InvalidRequestError(
             f"unknown member {show(member)}: expected 'id', 'parameters', 'inputs' and 'outputs'"
         )
-    tensors = _tensors(_objects(payload, "inputs"), binary, name)
-    requests = inference.read_batch(tensors, read_parameters(payload), model, name)
+    interface = inference.interface_of(model)
+    tensors = _tensors(_objects(payload, "inputs"), binary, interface, name)
+    requests = interface.read_batch(tensors, read_parameters(payload), model, name)
     if any(each.stream for each in requests):
         raise errors.InvalidRequestError(_NO_STREAM)
-    wanted = _wanted(payload, name, requests[0].binary_data_output)
-    encoder = InferEncoder(requests, wanted, name, read_id(payload), accepted_encoding(request))
+    wanted = _wanted(payload, interface, requests[0], name)
+    shown: dict[str, Any] = {"model_name": name, "model_version": VERSION}
+    if interface.added:
+        shown["parameters"] = interface.added
+    if identifier := read_id(payload):
+        shown["id"] = identifier
+    encoder = InferEncoder(requests, wanted, shown, accepted_encoding(request))
     return base.Call(tuple(each.generation for each in requests), encoder, late_headers=encoder.headers)
 
 
@@ -246,16 +284,14 @@ class InferEncoder(inference.BatchEncoder):
         self,
         requests: list[inference.InferenceRequest],
         wanted: dict[str, bool],
-        name: str,
-        identifier: str,
+        head: dict[str, Any],
         encoding: str,
     ) -> None:
         super().__init__(requests, wanted)
         self._binary = wanted
         if any(wanted.values()):
             self.content_type = "application/octet-stream"
-        self._head: dict[str, Any] = {"id": identifier} if identifier else {}
-        self._head |= {"model_name": name, "model_version": VERSION, "parameters": SEQUENCE_PARAMETERS}
+        self._head = head
         self._encoding = encoding
         self._headers: tuple[tuple[str, str], ...] = ()
 
@@ -269,7 +305,7 @@ class InferEncoder(inference.BatchEncoder):
         for name, tensor in self.tensors().items():
             output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
             if self._binary[name]:
-                raw = inference.to_bytes(tensor)
+                raw = to_bytes(tensor)
                 binary += raw
                 outputs.append(output | {"parameters": {"binary_data_size": len(raw)}})
             else:
@@ -302,7 +338,7 @@ def _objects(payload: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return given
 
 
-def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[inference.Tensor]:
+def _tensors(given: list[dict[str, Any]], binary: bytes, interface: inference.Interface, model: str) -> list[Tensor]:
     tensors = []
     at = 0
     for each in given:
@@ -311,27 +347,30 @@ def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[inf
         size = parameters.get("binary_data_size")
         refuse_tensor_parameters(parameters, f"input {show(name)}", "binary_data_size")
         if size is None:
-            inference.check_input(name, model, len(data) if type(data) is list else 1)
+            interface.check_input(name, model, len(data) if type(data) is list else 1)
             if data is None:
                 raise errors.InvalidRequestError(f"input '{name}' has neither 'data' nor a 'binary_data_size'")
-            tensors.append(inference.from_json(str(name), datatype, shape, data))
+            tensors.append(from_json(str(name), datatype, shape, data))
             continue
         if type(size) is not int or not 0 <= size <= len(binary) - at or data is not None:
             raise errors.InvalidRequestError(
                 f"input {show(name)} has the binary_data_size {show(size)}: expected at most {len(binary) - at}, the "
                 "bytes that are left after the JSON, and no 'data'"
             )
-        inference.check_input(name, model, size)
-        tensors.append(inference.from_bytes(str(name), datatype, shape, binary[at : at + size]))
+        interface.check_input(name, model, size)
+        tensors.append(from_bytes(str(name), datatype, shape, binary[at : at + size]))
         at += size
     if at != len(binary):
         raise errors.InvalidRequestError(f"{len(binary) - at} bytes follow the tensors: expected none")
     return tensors
 
 
-def _wanted(payload: dict[str, Any], model: str, binary: bool) -> dict[str, bool]:
+def _wanted(
+    payload: dict[str, Any], interface: inference.Interface, request: inference.InferenceRequest, model: str
+) -> dict[str, bool]:
     given = _objects(payload, "outputs")
-    wanted = dict.fromkeys(inference.check_outputs([each.get("name") for each in given], model), binary)
+    names = interface.check_outputs([each.get("name") for each in given], model, request.usual)
+    wanted = dict.fromkeys(names, request.binary_data_output)
     for each in given:
         parameters = read_parameters(each)
         if "binary_data" in parameters:
@@ -397,7 +436,7 @@ class Triton(base.Dialect):
     )
     tables = MappingProxyType(
         {
-            f"{model}/{verb}": (inference.GENERATE_FIELDS,)
+            f"{model}/{verb}": (inference.ENSEMBLE, inference.LLM_API)
             for verb in ("generate", "generate_stream")
             for model in _MODELS
         }
@@ -457,7 +496,7 @@ class Triton(base.Dialect):
 
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         name = _check(request) or model.name
-        description.check_takes_requests(name)
+        description.check_takes_requests(name, model)
         return (parse_infer if request.path.endswith("/infer") else parse_generate)(request, model, name)
 
 

@@ -5,7 +5,7 @@ HTTP, `ModelInfer` has one response, whole. A stream carries requests of any kin
 response for each chunk. Encoders return serialised messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api.dialects.triton import description, inference
-from djl_trtllm.api.dialects.triton.dialect import SEQUENCE_PARAMETERS, check_id
+from djl_trtllm.api.dialects.triton.dialect import check_id
+from djl_trtllm.api.dialects.triton.tensors import BYTES, Tensor, from_bytes, from_json, to_bytes
 from djl_trtllm.api.parameters import show
 from djl_trtllm.request import OutputChunk
 
@@ -115,7 +116,8 @@ FINAL = "triton_final_response"
 _RESEEDED = "reseeded"
 """A parameter of responses to a request with a seed that went on in another engine process, with another seed."""
 _NO_STREAM = (
-    "'stream' is true: ModelInfer RPC doesn't support models with decoupled transaction policy; use ModelStreamInfer"
+    "a stream is asked for: ModelInfer RPC doesn't support models with decoupled transaction policy; "
+    "use ModelStreamInfer"
 )
 _MOST_TENSORS = 64
 _CONTENTS = {
@@ -130,7 +132,7 @@ _CONTENTS = {
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
-    inference.BYTES: "bytes_contents",
+    BYTES: "bytes_contents",
 }
 """Where the elements of a tensor are that is not given as bytes."""
 
@@ -154,12 +156,11 @@ class RpcEncoder(base.ResponseEncoder):
 
     content_type = "application/grpc"
 
-    def __init__(self, message: Any, frame: Frame, *, empty_final: bool) -> None:
+    def __init__(self, head: Any, frame: Frame, *, empty_final: bool) -> None:
+        """`head` is a ModelInferResponse without outputs."""
+        self.head = head
         self._frame = frame
         self._final = frame is Frame.DECOUPLED and empty_final
-        self.head = ModelInferResponse(model_name=message.model_name, model_version=description.VERSION, id=message.id)
-        for name, value in SEQUENCE_PARAMETERS.items():
-            setattr(self.head.parameters[name], "bool_param" if type(value) is bool else "int64_param", value)
 
     def error(self, error: errors.RequestError) -> bytes:
         """The response that says in a stream why there is no other one."""
@@ -176,14 +177,14 @@ class RpcEncoder(base.ResponseEncoder):
             self.head.parameters[_RESEEDED].bool_param = True
         return reseeded
 
-    def _message(self, tensors: Mapping[str, inference.Tensor], *, final: bool = False) -> bytes:
+    def _message(self, tensors: Mapping[str, Tensor], *, final: bool = False) -> bytes:
         response = ModelInferResponse()
         response.CopyFrom(self.head)
         if self._frame is not Frame.ALONE:
             response.parameters[FINAL].bool_param = final or self._frame is Frame.ONLY
         for tensor in tensors.values():
             response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            response.raw_output_contents.append(inference.to_bytes(tensor))
+            response.raw_output_contents.append(to_bytes(tensor))
         if self._frame is not Frame.ALONE:
             response = ModelStreamInferResponse(infer_response=response)
         data: bytes = response.SerializeToString()
@@ -194,9 +195,9 @@ class RpcWholeEncoder(RpcEncoder, inference.BatchEncoder):
     """One response, at the end."""
 
     def __init__(
-        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame
+        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], head: Any, frame: Frame
     ) -> None:
-        RpcEncoder.__init__(self, message, frame, empty_final=requests[0].empty_final_response)
+        RpcEncoder.__init__(self, head, frame, empty_final=requests[0].empty_final_response)
         inference.BatchEncoder.__init__(self, requests, wanted)
 
     def encode(self, chunk: OutputChunk) -> bytes:
@@ -205,6 +206,26 @@ class RpcWholeEncoder(RpcEncoder, inference.BatchEncoder):
 
     def _body(self) -> bytes:
         return self._message(self.tensors())
+
+
+class RpcTextSoFarEncoder(RpcEncoder):
+    """A response for each chunk, with all text so far, as TensorRT-LLM's LLM API has it."""
+
+    stream = True
+
+    def __init__(
+        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], head: Any, frame: Frame
+    ) -> None:
+        super().__init__(head, frame, empty_final=requests[0].empty_final_response)
+        self._so_far = inference.TextSoFar(requests[0], wanted)
+
+    def begin(self, prompt: base.Prompt) -> None:
+        self._so_far.begin(prompt)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        self._is_reseeded(chunk)
+        failed = chunk.finished is not None and chunk.finished.error is not None
+        return b"" if failed and not chunk.tokens else self._message(self._so_far.after(chunk))
 
 
 class RpcStreamEncoder(RpcEncoder):
@@ -216,9 +237,9 @@ class RpcStreamEncoder(RpcEncoder):
     stream = True
 
     def __init__(
-        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame
+        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], head: Any, frame: Frame
     ) -> None:
-        super().__init__(message, frame, empty_final=requests[0].empty_final_response)
+        super().__init__(head, frame, empty_final=requests[0].empty_final_response)
         self._requests = requests
         self._n = requests[0].n
         self._begun = [False] * (self._n * len(requests))
@@ -249,18 +270,24 @@ def parse_rpc(message: Any, model: base.ModelContext, *, streams: bool) -> base.
     """Read a ModelInferRequest; `streams`: from a stream. Raises InvalidRequestError."""
     name = message.model_name
     check_id(message.id)
-    tensors = _tensors(message, name)
-    requests = inference.read_batch(tensors, _parameters(message.parameters), model, name)
-    wanted = inference.check_outputs([output.name for output in message.outputs], name)
+    interface = inference.interface_of(model)
+    tensors = _tensors(message, interface, name)
+    requests = interface.read_batch(tensors, _parameters(message.parameters), model, name)
+    wanted = interface.check_outputs([output.name for output in message.outputs], name, requests[0].usual)
     for output in message.outputs:
         description.refuse_tensor_parameters(output.parameters, f"output {show(output.name)}")
     if not streams and requests[0].stream:
         raise errors.InvalidRequestError(_NO_STREAM)
     if len({request.stream for request in requests}) > 1:
         raise errors.InvalidRequestError("the prompts differ in 'stream': expected one value for all of them")
-    made = RpcStreamEncoder if requests[0].stream else RpcWholeEncoder
+    made: Callable[..., RpcEncoder] = RpcWholeEncoder
+    if requests[0].stream:
+        made = RpcStreamEncoder if interface.batched else RpcTextSoFarEncoder
     decoupled = Frame.DECOUPLED if description.is_decoupled(model) else Frame.ONLY
-    encoder = made(requests, wanted, message, decoupled if streams else Frame.ALONE)
+    head = ModelInferResponse(model_name=name, model_version=description.VERSION, id=message.id)
+    for parameter, value in interface.added.items():
+        setattr(head.parameters[parameter], "bool_param" if type(value) is bool else "int64_param", value)
+    encoder = made(requests, wanted, head, decoupled if streams else Frame.ALONE)
     return base.Call(tuple(request.generation for request in requests), encoder)
 
 
@@ -275,7 +302,7 @@ def failure(message: str, model_name: str, identifier: str) -> bytes:
     return data
 
 
-def _tensors(message: Any, model: str) -> list[inference.Tensor]:
+def _tensors(message: Any, interface: inference.Interface, model: str) -> list[Tensor]:
     inputs, raw = message.inputs, message.raw_input_contents
     for what, given in (("inputs", inputs), ("outputs", message.outputs)):
         if len(given) > _MOST_TENSORS:
@@ -288,32 +315,32 @@ def _tensors(message: Any, model: str) -> list[inference.Tensor]:
     for index, each in enumerate(inputs):
         description.refuse_tensor_parameters(each.parameters, f"input {show(each.name)}")
         if raw:
-            inference.check_input(each.name, model, len(raw[index]))
+            interface.check_input(each.name, model, len(raw[index]))
             if each.HasField("contents"):
                 raise errors.InvalidRequestError(
                     f"input '{each.name}' has contents, and raw_input_contents are given: expected one of them"
                 )
-            tensors.append(inference.from_bytes(each.name, each.datatype, list(each.shape), raw[index]))
+            tensors.append(from_bytes(each.name, each.datatype, list(each.shape), raw[index]))
         else:
-            tensors.append(_from_contents(each, model))
+            tensors.append(_from_contents(each, interface, model))
     return tensors
 
 
-def _from_contents(given: Any, model: str) -> inference.Tensor:
+def _from_contents(given: Any, interface: inference.Interface, model: str) -> Tensor:
     field = _CONTENTS.get(given.datatype)
     data = getattr(given.contents, field) if field else ()
-    inference.check_input(given.name, model, len(data))
+    interface.check_input(given.name, model, len(data))
     if others := sorted({descriptor.name for descriptor, _ in given.contents.ListFields()} - {field}):
         raise errors.InvalidRequestError(
             f"input '{given.name}' of {show(given.datatype)} has {others[0]}: expected {field or 'raw_input_contents'}"
         )
     values: list[Any] = list(data)
-    if given.datatype == inference.BYTES:
+    if given.datatype == BYTES:
         try:
             values = [value.decode() for value in values]
         except UnicodeDecodeError:
             raise errors.InvalidRequestError(f"input '{given.name}' is not UTF-8 text") from None
-    return inference.from_json(given.name, given.datatype, list(given.shape), values)
+    return from_json(given.name, given.datatype, list(given.shape), values)
 
 
 def _parameters(given: Any) -> dict[str, Any]:
@@ -382,7 +409,7 @@ class TritonRpc(base.RpcService):
 
     def parse(self, request: Any, model: base.ModelContext, *, stream: bool) -> base.Call:
         description.check_version(request.model_version, request.model_name)
-        description.check_takes_requests(request.model_name)
+        description.check_takes_requests(request.model_name, model)
         return parse_rpc(request, model, streams=stream)
 
     def end(self, encoder: Any) -> bytes:
