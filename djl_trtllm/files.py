@@ -22,12 +22,12 @@ else:
     import tomli as tomllib
 
 MOST_SETTINGS_BYTES = 1 << 18
-"""The most of a file of settings. The longest known ones have some tens of kilobytes."""
+"""The most bytes of a file of settings. The longest known ones have some tens of kilobytes."""
 
 MOST_JSON_BYTES = 1 << 23
-"""The most of a file of JSON. A model's longest lists each of its thousands of quantised layers: some megabytes."""
+"""The most bytes of a JSON file. The longest of a model lists thousands of quantised layers: some megabytes."""
 MOST_TOKENIZER_BYTES = 1 << 26
-"""The most of a tokenizer: those of 250,000 tokens have 35 MB."""
+"""The most bytes of a tokenizer file. Tokenizers of 250,000 tokens have 35 MB."""
 
 _CHUNK_BYTES = 4 << 20
 _KINDS: Mapping[str, Callable[[int], bool]] = {

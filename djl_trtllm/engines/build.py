@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 
 from djl_trtllm.config import Config
-from djl_trtllm.engines.cache import EngineCache, EngineDir, Manifest, staged
+from djl_trtllm.engines.cache import EngineCache, Manifest
 from djl_trtllm.engines.compiler import DISK, HOST_MEMORY, PHASE_MARK, Compiler
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError, EngineMismatchError
 from djl_trtllm.model import Layout
 from djl_trtllm.model.remote.s3 import S3Address
-from djl_trtllm.model.work_directory import temporary_directory
+from djl_trtllm.model.work_directory import staged, temporary_directory
 from djl_trtllm.processes import child_environment, end_group
 from djl_trtllm.progress import format_bytes, under_way
 
@@ -34,7 +34,7 @@ _TAIL_LINES = 20
 _SEARCHED_LINES = 400
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM_BYTES = 4 << 20
-"""Less than any engine's next file; a write that did not fit leaves a rest of the disk free."""
+"""A disk with less free space counts as full. A write that did not fit leaves a little of the disk free."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception): ")
 
@@ -45,7 +45,7 @@ def build_engine(
     progress: Callable[[str], None],
     *,
     command: list[str] | None = None,
-) -> EngineDir:
+) -> None:
     """Compile the plan's checkpoint into `out`, which appears complete or not at all.
 
     `progress` gets one line per compiler phase, with the duration of the one before it. The compiler's output goes to
@@ -87,7 +87,6 @@ def build_engine(
         advice = f"; {DISK.advice}" if error.errno in _FULL else ""
         raise EngineError(f"cannot write the engine {out}: {error}{advice}") from error
     progress(f"compiled {out} in {time.monotonic() - started:.1f} s{run.took()}")
-    return EngineDir(path=out, backend=plan.backend.value, manifest=Manifest.read(out), tokenizer_dir=out)
 
 
 def _accept(plan: EnginePlan, directory: Path, log_path: Path) -> None:
@@ -232,8 +231,8 @@ def prepare_engine(
     plan: EnginePlan,
     before_compiling: Callable[[], object] = lambda: None,
     check: Callable[[EnginePlan, Path], Manifest | None] = EnginePlan.check,
-) -> EngineDir:
-    """The engine of a model directory, compiled first if the backend needs one and there is none.
+) -> Path:
+    """The directory of a model's engine, which is compiled first if the backend needs one and there is none.
 
     An engine directory is used unchanged. For a checkpoint, the bundled engine is used if it fits, else one from the
     local cache, compiled if necessary. A backend that compiles nothing runs the checkpoint itself. `progress` gets one
@@ -244,32 +243,33 @@ def prepare_engine(
     and CompilerMissingError, BuildError and EngineError if compiling fails.
     """
     if plan.compiler is None:
-        return _found(layout.path, plan, layout, None)
+        return layout.path
     if layout.kind.is_engine:
         directory = layout.engine_dir or layout.path
-        return _found(directory, plan, layout, check(plan, directory))
+        check(plan, directory)
+        return directory
     refusal = None
     if layout.bundled_engine is not None:
         try:
-            return _bundled(plan, layout, layout.bundled_engine, progress, check)
+            _check_bundled(plan, layout.bundled_engine, progress, check)
+            return layout.bundled_engine
         except EngineMismatchError as error:
             refusal = "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
             progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
     try:
-        return _through_cache(config, plan, layout, progress, before_compiling)
+        return _through_cache(config, plan, progress, before_compiling)
     except CompilerMissingError as error:
         if refusal is None:
             raise
         raise CompilerMissingError(f"the bundled engine is not used: {refusal}\n{error}") from error
 
 
-def _bundled(
+def _check_bundled(
     plan: EnginePlan,
-    layout: Layout,
     path: Path,
     progress: Callable[[str], None],
     check: Callable[[EnginePlan, Path], Manifest | None],
-) -> EngineDir:
+) -> None:
     manifest = check(plan, path)
     if manifest is None and plan.asked:
         options = ", ".join(f"option.{name}={value}" for name, value in plan.asked.items())
@@ -278,16 +278,14 @@ def _bundled(
         progress(f"the bundled engine {path} has no manifest and is used unchecked")
     elif differences := manifest.differences(checkpoint=_identified(plan, progress)):
         raise EngineMismatchError("; ".join(differences))
-    return _found(path, plan, layout, manifest)
 
 
 def _through_cache(
     config: Config,
     plan: EnginePlan,
-    layout: Layout,
     progress: Callable[[str], None],
     before_compiling: Callable[[], object],
-) -> EngineDir:
+) -> Path:
     def build(out: Path) -> None:
         before_compiling()
         progress(f"compiling {plan.source} for {plan.backend} into {out}: {plan.recipe}")
@@ -306,7 +304,7 @@ def _through_cache(
         fleet = FleetCache(S3Address.parse(config.options.engine_cache), wait_seconds=config.options.engine_cache_wait)
         provide = partial(fleet.provide, plan.cache_key, build=build, progress=progress)
         path = cache.get_or_build(plan.cache_key, provide, progress)
-    return _found(path, plan, layout, Manifest.read(path))
+    return path
 
 
 def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
@@ -314,9 +312,3 @@ def _identified(plan: EnginePlan, progress: Callable[[str], None]) -> str:
     if size > _WORTH_REPORTING_BYTES:
         progress(f"reading {format_bytes(size)} of weights to identify the checkpoint")
     return plan.checkpoint_identity
-
-
-def _found(path: Path, plan: EnginePlan, layout: Layout, manifest: Manifest | None) -> EngineDir:
-    return EngineDir(
-        path=path, backend=plan.backend.value, manifest=manifest, tokenizer_dir=layout.tokenizer_dir or path
-    )

@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -29,7 +28,13 @@ from filelock import FileLock, Timeout
 
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.files import MOST_JSON_BYTES, file_sha256, read_file, write_whole
-from djl_trtllm.model.work_directory import abandoned_temporary_directories, is_abandoned, marked
+from djl_trtllm.model.work_directory import (
+    abandoned_temporary_directories,
+    exclusively,
+    is_abandoned,
+    sweep,
+    unfinished,
+)
 from djl_trtllm.progress import acquire, format_bytes
 
 _OUTGOING = "outgoing"
@@ -62,10 +67,19 @@ class Leftover:
 
 def find_leftovers(root: Path) -> list[Leftover]:
     """The leftovers in the cache at `root` and among temporary files, ordered by path."""
-    found = (_of_cache, _of_models, _of_downloads, _of_outgoing)
+    found = (_of_cache, _of_builders, _of_downloads, _of_outgoing)
     paths = {path for of in found for path in of(root)}
     paths |= {*abandoned_temporary_directories(), *(root / _HASHES).glob(".*")}
     return [Leftover.of(path) for path in sorted(paths)]
+
+
+def _of_builders(root: Path) -> Iterator[Path]:
+    # A mark on a directory of a network file system is unknown to other machines, where a lock is known.
+    for folder in (root, root / _MODELS, root / _OUTGOING):
+        for name, path in unfinished(folder):
+            locks = (folder / f"{name}.lock", folder / f".{name}.lock")
+            if path.is_dir() and is_abandoned(path) and all(map(_is_free, locks)):
+                yield path
 
 
 def _of_cache(root: Path) -> Iterator[Path]:
@@ -73,11 +87,8 @@ def _of_cache(root: Path) -> Iterator[Path]:
         return
     for path in root.iterdir():
         name = path.name
-        if name.startswith(".") and name.endswith(UNFINISHED):
-            if is_abandoned(path):
-                yield path
-        elif name.startswith(".") and name.endswith(".removed"):
-            if _is_free(root / f"{name[1:].removesuffix('.removed')}.lock"):
+        if name.startswith(".") and name.endswith((".removed", ".fetched")):
+            if _is_free(root / f"{path.stem[1:]}.lock"):
                 yield path
         elif name.endswith(".log"):
             if not (path.with_suffix("") / MANIFEST_FILE).is_file() and _is_free(path.with_suffix(".lock")):
@@ -91,13 +102,6 @@ def _is_incomplete(entry: Path) -> bool:
     return entry.is_dir() and entry.with_name(f"{entry.name}.lock").exists() and not (entry / MANIFEST_FILE).is_file()
 
 
-def _of_models(root: Path) -> Iterator[Path]:
-    for path in (root / _MODELS).glob(".*.partial-*"):
-        name = path.name.partition(".partial-")[0]
-        if _is_free(path.with_name(f"{name}.lock")):
-            yield path
-
-
 def _of_downloads(root: Path) -> Iterator[Path]:
     # The next download of the same address continues with it.
     for path in (root / _DOWNLOADS).glob("*/*/.*.partial"):
@@ -108,7 +112,8 @@ def _of_downloads(root: Path) -> Iterator[Path]:
 def _of_outgoing(root: Path) -> Iterator[Path]:
     """Engines that were compiled and not uploaded: the next run uploads them."""
     for path in (root / _OUTGOING).glob("*"):
-        if not path.name.startswith(".") and (is_abandoned(path) or not path.is_dir()):
+        lock = path.with_name(f".{path.name.removesuffix('.log')}.lock")
+        if not path.name.startswith(".") and _is_free(lock):
             yield path
 
 
@@ -289,9 +294,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         self, directory: Path, *, backend: str, options: Mapping[str, OptionValue], versions: Mapping[str, str]
     ) -> None:
         """Raise EngineMismatchError with everything that differs (see `differences`)."""
-        if differences := self.differences(backend=backend, options=options, versions=versions):
-            remedy = "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`"
-            raise _mismatch(f"the engine {directory} does not fit:", differences, remedy)
+        raise_unfit(directory, self.differences(backend=backend, options=options, versions=versions))
 
     def differences(
         self,
@@ -328,15 +331,24 @@ _MOST_PROBLEMS = 20
 
 
 def raise_damaged(directory: Path, problems: list[str]) -> None:
-    if problems:
-        remedy = "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`"
-        raise _mismatch(f"the engine {directory} is damaged:", problems, remedy)
+    """Raise EngineMismatchError for an engine whose files have problems."""
+    _raise(directory, "is damaged", problems, "copy it again, or compile it again")
 
 
-def _mismatch(head: str, problems: list[str], remedy: str) -> EngineMismatchError:
+def raise_unfit(directory: Path, differences: list[str]) -> None:
+    """Raise EngineMismatchError for an engine that differs from the machine or the options."""
+    _raise(directory, "does not fit", differences, "change the option, or compile the checkpoint again")
+
+
+def _raise(directory: Path, what: str, problems: list[str], remedy: str) -> None:
+    if not problems:
+        return
     more = len(problems) - _MOST_PROBLEMS
     lines = [*problems[:_MOST_PROBLEMS], *([f"{more} more"] if more > 0 else [])]
-    return EngineMismatchError("\n".join([head, *(f"  - {line}" for line in lines), remedy]))
+    listed = "".join(f"  - {line}\n" for line in lines)
+    raise EngineMismatchError(
+        f"the engine {directory} {what}:\n{listed}{remedy} with `djl-trtllm compile CHECKPOINT OUT`"
+    )
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:
@@ -354,53 +366,6 @@ def _release(version: str) -> tuple[int, ...]:
 
 def _shown(value: OptionValue) -> str:
     return "none" if value is None else str(value)
-
-
-@dataclass(frozen=True)
-class EngineDir:
-    """A complete engine, ready to be loaded.
-
-    `manifest` is None for a directory that another tool wrote; `tokenizer_dir` holds the tokenizer's files.
-    """
-
-    path: Path
-    backend: str
-    manifest: Manifest | None
-    tokenizer_dir: Path
-
-
-UNFINISHED = ".partial"
-
-
-@contextmanager
-def staged(out: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `out`, which is renamed to it after the block, or removed if the block raises.
-
-    A process killed inside the block leaves only the hidden directory; `sweep(out)` removes it. Raises OSError, also
-    if `out` exists by then and is not empty.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
-    partial.mkdir()
-    try:
-        with marked(partial):
-            yield partial
-            partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def sweep(out: Path) -> list[Path]:
-    """Remove what killed builders of `out` left behind, and return it. Call only while `out` is locked for builders."""
-    unfinished = out.parent.glob(f".*{UNFINISHED}")
-    left = sorted(path for path in unfinished if path.name.lstrip(".").startswith(f"{out.name}."))
-    for partial in left:
-        shutil.rmtree(partial, ignore_errors=True)
-    for log_file in out.parent.glob(f".*{UNFINISHED}.log"):
-        if log_file.name.lstrip(".").startswith(f"{out.name}."):
-            log_file.unlink(missing_ok=True)
-    return left
 
 
 _held: dict[Path, int] = {}
@@ -433,16 +398,8 @@ def unheld(mark: Path) -> Iterator[bool]:
         if mark in _held:
             yield False
             return
-    descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-    finally:
-        os.close(descriptor)
+    with exclusively(mark, os.O_RDWR | os.O_CREAT) as free:
+        yield free
 
 
 def cache_key(
@@ -505,13 +462,14 @@ class EngineCache:
         at a time; the others wait and report that to `progress`. Raises EngineError if the cache cannot be written, or
         if the builder left no complete engine. Exceptions of the builder are passed on.
         """
-        if (entry := self.lookup(key)) is not None:
-            return entry
+        if (found := self.lookup(key)) is not None:
+            return found
         entry = self.root / key
         with self._lock(key, progress):
+            # Another process may have built it meanwhile.
+            if (found := self.lookup(key)) is not None:
+                return found
             defects = _defects(entry)
-            if not defects:
-                return entry
             for left in sweep(entry):
                 progress(f"removed the files of an interrupted compile: {left.name}")
             if entry.exists():
@@ -527,6 +485,18 @@ class EngineCache:
                         f"removed {removed.key} from the engine cache to stay below {format_bytes(self.max_bytes)}"
                     )
             return entry
+
+    @contextmanager
+    def outgoing(self, name: str, progress: Callable[[str], None]) -> Iterator[Path]:
+        """The place of an engine that is compiled here and then uploaded, while no other process works on it.
+
+        The engine is removed after the block. If the block raises, it stays: the next run uploads it without compiling.
+        Raises EngineError if the cache cannot be written.
+        """
+        engine = self.root / _OUTGOING / name
+        with self._lock(f"{_OUTGOING}/.{name}", progress):
+            yield engine
+            shutil.rmtree(engine, ignore_errors=True)
 
     def entries(self) -> list[CacheEntry]:
         """The cached engines, the most recently used first."""

@@ -23,7 +23,7 @@ _TENSOR = re.compile(
     r"\.(?:lora_(?:(?P<side>[AB])\.weight|magnitude_vector)|weight_m_wdecomp\.weight)"
 )
 _WHOLE_TENSORS = ("lm_head", "embed_tokens")
-"""No part of an adapter that a request names; TensorRT-LLM leaves them out."""
+"""Parts of the model that an adapter may hold as a whole. TensorRT-LLM does not load these tensors."""
 
 _TAKES_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 _GIVES_HIDDEN = ("o_proj", "down_proj")

@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -23,7 +22,7 @@ import filelock
 
 from djl_trtllm.errors import ArchiveError, LayoutError, ModelError
 from djl_trtllm.files import file_sha256
-from djl_trtllm.model.work_directory import shortage
+from djl_trtllm.model.work_directory import shortage, staged, sweep
 from djl_trtllm.progress import ProgressMeter, format_bytes
 
 logger = logging.getLogger(__name__)
@@ -31,11 +30,11 @@ logger = logging.getLogger(__name__)
 _CHUNK = 4 * 1024 * 1024
 _MAX_DEPTH = 32
 _MAX_DESCENT = 16
-"""Steps from an archive or folder into the only one inside it."""
+"""The most archives and folders that are opened because each is the only content of the one around it."""
 _MAX_RECORD = 1024 * 1024
 _MOST_READS_AT_END = 16
 _MOST_RECORDS = 16
-"""A member has a name, the name of a link and attributes, and an archive attributes of all."""
+"""The most records before a member. A plain archive has up to four: names, attributes, and those of the archive."""
 _RECORDS = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -48,11 +47,11 @@ ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 MOST_BYTES = 2 * 1024**4
-"""The most of a decompressed archive. The disk's free space is checked too."""
+"""The most bytes of a decompressed archive. The disk's free space is checked too."""
 MOST_MEMBERS = 100_000
-"""The most files and directories."""
+"""The most files and directories of an archive."""
 MOST_RATIO, RATIO_FROM_BYTES = 1_000, 1024**3
-"""The most decompressed bytes for a byte of the archive, where it decompresses to more than the second number."""
+"""An archive that decompresses to more than `RATIO_FROM_BYTES` may have `MOST_RATIO` times its own bytes."""
 
 
 def is_archive(path: Path) -> bool:
@@ -70,18 +69,12 @@ def is_archive(path: Path) -> bool:
 def extract(archive: Path, into: Path) -> None:
     """Extract `archive` to the new directory `into`.
 
-    Extraction goes to a directory beside `into`, which is renamed when complete, so `into` exists completely or not at
-    all. Raises OSError, and `ArchiveError` if the archive is damaged or too large, or has members that are not plain
-    files and directories inside it.
+    `into` appears complete or not at all. Raises OSError, and `ArchiveError` if the archive is damaged or too large, or
+    has members that are not plain files and directories inside it.
     """
-    into.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.partial-", dir=into.parent))
-    try:
+    with staged(into) as partial:
         _Extraction(archive, partial).run()
         partial.chmod(0o755)
-        partial.rename(into)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def open_model(path: Path, workdir: Path) -> Path:
@@ -117,8 +110,7 @@ def _open_archive(archive: Path, workdir: Path) -> Path:
         into = workdir / f"model-{file_sha256(archive)[:32]}"
         workdir.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(workdir / f".{into.name}.lock", timeout=_LOCK_TIMEOUT):
-            for abandoned in workdir.glob(f".{into.name}.partial-*"):
-                shutil.rmtree(abandoned, ignore_errors=True)
+            sweep(into)
             if not into.is_dir():
                 logger.info("extracting %s to %s", archive, into)
                 extract(archive, into)
@@ -245,7 +237,7 @@ class _Header(tarfile.TarInfo):
     """
 
     records = 0
-    """Name and attribute records without a member between them, of this class: each archive has its own."""
+    """The records since the last member. Each archive has a class of its own, so that this counts its records only."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":

@@ -24,7 +24,7 @@ _MOST_VALUES_OF_TENSORS = 1_000_000
 """The most values of an index or a header. Reading JSON holds the GIL: about a second for a million short keys."""
 _MOST_TENSORS = 1_000_000
 _MOST_INDEX_BYTES = 1 << 26
-"""The largest models have 300,000 tensors, with a line of 100 bytes for each in their index."""
+"""The most bytes of an index. The largest models have 300,000 tensors, each with a line of 100 bytes."""
 
 
 def read_object(file: Path, error: type[ModelError]) -> dict[str, Any] | None:
@@ -93,12 +93,12 @@ def is_lfs_pointer(file: Path) -> bool:
 # -- weight files ------------------------------------------------------------------------------------------------------
 
 MOST_HEADER_BYTES = 1 << 25
-"""The header of 200,000 tensors. The safetensors library refuses those above 100 MB."""
+"""The most bytes of a header: that of 200,000 tensors. The safetensors library refuses headers above 100 MB."""
 _FIRST_BYTES = 256 * 1024
 """The first read, which is enough for the header of most files."""
 
 _LONGEST_SHOWN = 200
-"""Characters of a tensor's name in a message."""
+"""The most characters of a tensor's name in a message."""
 _MOST_SHARDS = 10_000
 _SHARD = re.compile(r"(?P<start>.+)-(?P<number>\d{5,6})-of-(?P<count>\d{5,6})(?P<end>\..+)")
 
@@ -169,7 +169,7 @@ Header: TypeAlias = Mapping[str, StoredTensor]
 
 
 def read_header(file: Path) -> Header:
-    """The header of a safetensors file, see `parse_header`."""
+    """The header of a safetensors file on this disk; see `parse_header`."""
     with open_file(file) as stream:
 
         def get(start: int, end: int) -> bytes:
@@ -420,7 +420,7 @@ def _of_method(config: Mapping[str, Any]) -> str | None:
 
 
 def part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object in a config.json, or an empty one."""
+    """The object under this key of a config.json; an empty one if the key is missing or holds something else."""
     value = config.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -449,7 +449,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 _GPUS = ("world_size", "tp_size", "pp_size", "cp_size", "moe_tp_size", "moe_ep_size")
 _INT32 = 2**31 - 1
 _MOST_OF_ANYTHING = 2**128
-"""A tokenizer may say 10^30 for a length without a limit; a number that is no float is none of a model."""
+"""The largest number that any key may have. A tokenizer may write 10^30 for a length without a limit."""
 _MOST: Mapping[str, int] = {
     **dict.fromkeys((*_HEADS, *_KV_HEADS, *_HIDDEN, *_VOCAB, *_INTERMEDIATE, "r"), _INT32),
     **dict.fromkeys(EXPERTS, 65_536),
@@ -536,9 +536,8 @@ def _positions(text: Mapping[str, Any]) -> int | None:
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that describes the text model; of most models, the whole."""
     for key in ("pretrained_config", "builder_config", "text_config", "llm_config", "language_config"):
-        part = config.get(key)
-        if isinstance(part, dict) and part:
-            return text_part(part)
+        if inner := part(config, key):
+            return text_part(inner)
     return config
 
 
@@ -556,8 +555,7 @@ def _kv_heads(text: Mapping[str, Any], heads: int | None) -> int | None:
     found = first_positive(text, _KV_HEADS)
     if found is not None:
         return found
-    attention = text.get("attn_config")
-    if isinstance(attention, dict) and (found := first_positive(attention, ("kv_n_heads",))):  # MPT, DBRX
+    if found := first_positive(part(text, "attn_config"), ("kv_n_heads",)):  # MPT, DBRX
         return found
     multi_query = text.get("multi_query", text.get("model_type") == "gpt_bigcode")
     return 1 if multi_query is True else heads

@@ -10,14 +10,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
 from djl_trtllm.errors import LayoutError, ModelError
 from djl_trtllm.model import checkpoint, tokenizer_formats
-from djl_trtllm.model.checkpoint import ModelShape, check_tensors, read_object, stored_quantization
+from djl_trtllm.model.checkpoint import ModelShape, check_tensors, part, read_object, stored_quantization
 from djl_trtllm.model.remote.fetch import nested_engines
 
 _OLD_FILE = re.compile(r".+_rank\d+\.engine")
@@ -50,11 +52,11 @@ _OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer written in Py
 _RANK_ENGINE = re.compile(r"rank\d{1,5}\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d{1,5}\.safetensors")
 _OPENVINO_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
-"""The second in place of the first where the model takes images, beside files of its other parts."""
+"""The file of the language model. A model that takes images has the second one, and files of its other parts."""
 _OPENVINO_PART = re.compile(r"openvino_\w*model\.xml")
 _REPOSITORY_MODEL = "tensorrt_llm"
 _MOST_FILES = 10_000
-"""Files that are searched for an engine that the user may have meant."""
+"""The most files that are looked at to find an engine that the user may have meant."""
 
 
 class ModelKind(enum.Enum):
@@ -97,9 +99,9 @@ class Layout:
     draft: Layout | None = None
     """The draft model that proposes tokens to this one."""
 
-    @property
+    @cached_property
     def shape(self) -> ModelShape:
-        """Sizes of the model. Reads the headers of a checkpoint's weight files."""
+        """Sizes of the model. The first use reads the headers of a checkpoint's weight files."""
         size = None if self.kind.is_engine else checkpoint.parameter_bytes(self.weight_files)
         shape = ModelShape.from_config(self.config or {}, parameter_bytes=size)
         if (built := self._built_length) is not None:
@@ -113,8 +115,7 @@ class Layout:
     @property
     def _built_length(self) -> int | None:
         """Tokens of the longest sequence that a TensorRT-LLM engine was compiled for."""
-        build = (self.config or {}).get("build_config")
-        length = build.get("max_seq_len") if isinstance(build, dict) else None
+        length = part(self.config or {}, "build_config").get("max_seq_len")
         return length if isinstance(length, int) else None
 
     @property
@@ -313,11 +314,10 @@ def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | N
         )
 
 
-def _mapping(config: dict[str, Any] | None) -> dict[str, Any]:
+def _mapping(config: dict[str, Any] | None) -> Mapping[str, Any]:
     """How config.json spreads a TensorRT-LLM checkpoint or engine over GPUs."""
-    inner = (config or {}).get("pretrained_config", config or {})
-    mapping = inner.get("mapping") if isinstance(inner, dict) else None
-    return mapping if isinstance(mapping, dict) else {}
+    config = config or {}
+    return part(part(config, "pretrained_config") if "pretrained_config" in config else config, "mapping")
 
 
 def _hf_config(*candidates: Path) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from djl_trtllm.config import Task
 from djl_trtllm.errors import EngineError, LayoutError
-from djl_trtllm.model.checkpoint import ModelShape, read_json, read_object
+from djl_trtllm.model.checkpoint import ModelShape, part, read_json, read_object
 from djl_trtllm.model.layout import Layout
 from djl_trtllm.model.tokenizer import Tokenizer
 
@@ -196,9 +196,9 @@ def _require_one_score(layout: Layout, config: Mapping[str, Any]) -> None:
 
 def _has_sigmoid(layout: Layout, config: Mapping[str, Any]) -> bool:
     """Whether scores go through a sigmoid, as Sentence Transformers' and vLLM's do unless config.json differs."""
-    own = config.get("sentence_transformers")
-    named = own.get("activation_fn") if isinstance(own, dict) else None
-    named = named or config.get("sbert_ce_default_activation_function")
+    named = part(config, "sentence_transformers").get("activation_fn") or config.get(
+        "sbert_ce_default_activation_function"
+    )
     if named is None:
         return True
     name = str(named).rpartition(".")[2]

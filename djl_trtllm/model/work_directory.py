@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -24,7 +25,7 @@ ENGINE_PREFIX = "djl-trtllm-"
 _FOLDER = re.compile(rf"{TEMPORARY_PREFIX}.+|{ENGINE_PREFIX}[0-9a-f]{{12}}")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where Linux has it
 _SETTLED_SECONDS = 60.0
-"""A folder that was just made may not be locked yet."""
+"""The age in seconds from which an unlocked folder counts as abandoned: a new one may not be locked yet."""
 
 
 SPARE_BYTES = 256 << 20
@@ -110,15 +111,79 @@ def sweep_temporary_directories() -> int:
 
 def is_abandoned(path: Path) -> bool:
     """Return whether no process has `marked` the directory or file; False if that is unknown."""
+    with suppress(OSError), exclusively(path) as free:
+        return free
+    return False
+
+
+@contextmanager
+def exclusively(path: Path, flags: int = os.O_RDONLY) -> Iterator[bool]:
+    """Whether no process has `marked` the directory or file; if so, none can while the block runs.
+
+    `flags` are those of `os.open`. Raises OSError.
+    """
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    else:
-        return True
+        free = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            free = False
+        yield free
     finally:
         os.close(descriptor)
+
+
+# -- directories that appear whole -------------------------------------------------------------------------------------
+
+UNFINISHED = ".partial"
+_UNFINISHED = re.compile(rf"\.+(?P<out>.+?)(?:\.\d+\.[0-9a-f]+{re.escape(UNFINISHED)})+(?:\.log)?")
+
+
+def unfinished_name(out: Path) -> Path:
+    """A new path for what becomes `out`: `.OUT.PID.RANDOM.partial` beside it."""
+    return out.with_name(f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}")
+
+
+def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield what builders in a folder write, or left when they were killed: the name of the result, and the path."""
+    for path in folder.glob(f".*{UNFINISHED}*"):
+        if found := _UNFINISHED.fullmatch(path.name):
+            yield found["out"], path
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """Yield an empty directory beside `out`, which is renamed to it after the block, or removed if the block raises.
+
+    A process killed inside the block leaves only the hidden directory; `sweep(out)` removes it. Raises OSError, also
+    if `out` exists by then and is not empty.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = unfinished_name(out)
+    partial.mkdir()
+    try:
+        with marked(partial):
+            yield partial
+            partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def sweep(out: Path) -> list[Path]:
+    """Remove what killed builders of `out` left behind, and return its directories.
+
+    Nothing is removed while a process of this machine builds `out`. Where other machines may build it too, call this
+    only while `out` is locked for builders: a mark on a directory of a network file system is unknown to the others.
+    """
+    found = sorted(path for name, path in unfinished(out.parent) if name == out.name.lstrip("."))
+    left = [path for path in found if path.suffix != ".log"]
+    if not all(map(is_abandoned, left)):
+        return []
+    for path in found:
+        if path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    return left

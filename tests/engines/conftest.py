@@ -12,7 +12,6 @@ import pytest
 
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.engines.build import prepare_engine
-from djl_trtllm.engines.cache import EngineDir
 from djl_trtllm.model import inspect
 from tests.engines.helpers import configured, write_checkpoint
 from tests.support.s3 import s3, store
@@ -48,7 +47,7 @@ def build_progress() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def engine(checkpoint: Path, engine_cache: Path, build_progress: list[str]) -> EngineDir:
+def engine(checkpoint: Path, engine_cache: Path, build_progress: list[str]) -> Path:
     """The tiny checkpoint compiled for real, once per run, as serving a checkpoint does it."""
     config = configured(engine_cache_dir=engine_cache)
     layout = inspect(checkpoint)

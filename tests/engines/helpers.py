@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Config, load
-from djl_trtllm.engines.cache import EngineDir, Manifest, staged
+from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.model.work_directory import staged
 from tests.support.tables import table
 
 # As in the tiny checkpoint's config.json.
@@ -97,7 +98,7 @@ def write_engine_files(path: Path, *, weights: bytes = bytes(1000)) -> Path:
     return path
 
 
-def built(plan: EnginePlan, out: Path) -> EngineDir:
+def built(plan: EnginePlan, out: Path) -> None:
     """What compiling a plan of OpenVINO leaves, as far as checks look at it."""
     with staged(out) as partial:
         write_engine_files(partial)
@@ -110,7 +111,6 @@ def built(plan: EnginePlan, out: Path) -> EngineDir:
             platform=plan.platform,
             limits=plan.built_limits,
         ).write(partial)
-    return EngineDir(out, plan.backend.value, Manifest.read(out), out)
 
 
 def write_tensorrt_engine(path: Path, *, ranks: int = 1, version: str = "1.2.1", **build: object) -> Path:

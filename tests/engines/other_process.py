@@ -62,9 +62,10 @@ def cache(what: str, root: Path, name: str, lease_seconds: float | None = None) 
 
     With a lease the process is a machine of a fleet, whose engines are in S3 too.
     """
-    from djl_trtllm.engines.cache import EngineCache, Manifest, staged
+    from djl_trtllm.engines.cache import EngineCache, Manifest
     from djl_trtllm.engines.fleet_cache import FleetCache
     from djl_trtllm.model.remote.s3 import S3Address
+    from djl_trtllm.model.work_directory import staged
     from tests.engines.helpers import KEY, seal
 
     def fill(directory: Path) -> None:

@@ -18,7 +18,7 @@ from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.config import Config
 from djl_trtllm.engines import build, fleet_cache
 from djl_trtllm.engines.build import build_engine, prepare_engine
-from djl_trtllm.engines.cache import EngineDir, Manifest
+from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.compiler import Compiler
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError, EngineMismatchError, TokenizerError
@@ -39,23 +39,25 @@ def test_a_build_has_a_manifest_tells_its_phases_and_keeps_its_log(
     plan: EnginePlan, tmp_path: Path, fake_compiler: Fake
 ) -> None:
     told: list[str] = []
-    engine = build_engine(plan, tmp_path / "engine", told.append, command=fake_compiler("succeed"))
-    assert sorted(path.name for path in engine.path.iterdir()) == [
+    engine = tmp_path / "engine"
+    build_engine(plan, engine, told.append, command=fake_compiler("succeed"))
+    assert sorted(path.name for path in engine.iterdir()) == [
         "manifest.json",
         "openvino_model.bin",
         "openvino_model.xml",
     ]
-    assert engine.manifest is not None
-    assert engine.manifest.checkpoint == plan.checkpoint_identity
-    assert engine.manifest.options == {"dtype": "fp16", "quantize": "none", "trust_remote_code": False}
-    assert engine.manifest.verify(engine.path) == []
+    manifest = Manifest.read(engine)
+    assert manifest is not None
+    assert manifest.checkpoint == plan.checkpoint_identity
+    assert manifest.options == {"dtype": "fp16", "quantize": "none", "trust_remote_code": False}
+    assert manifest.verify(engine) == []
     assert [line.split(" (")[0] for line in told[:-1]] == [
         f"compiling: {phase}" for phase in ("load", "convert", "tokenizer", "save")
     ]
     assert all(re.fullmatch(r"compiling: \w+( \(\w+ took \d+\.\d s\))?", line) for line in told[:-1])
     before = ["", *(f" ({phase} took" for phase in ("load", "convert", "tokenizer", "save"))]
     assert all(phase in line for phase, line in zip(before, told, strict=True))
-    assert told[-1].startswith(f"compiled {engine.path} in ")
+    assert told[-1].startswith(f"compiled {engine} in ")
     assert (tmp_path / "engine.log").exists()
 
 
@@ -212,7 +214,7 @@ def bundle(model: Path, *, quantize: str = "none", manifest: bool = True) -> Pat
     return path
 
 
-def prepared(path: Path, told: list[str] | None = None, **options: object) -> EngineDir:
+def prepared(path: Path, told: list[str] | None = None, **options: object) -> Path:
     config = configured(engine_cache_dir=path.parent / "cache", **options)
     layout = inspect(path)
     plan = plan_engine(config, layout, CPU_ONLY)
@@ -220,14 +222,11 @@ def prepared(path: Path, told: list[str] | None = None, **options: object) -> En
 
 
 def test_an_engine_directory_is_served_as_it_is(model: Path) -> None:
-    assert prepared(model, backend="scripted").backend == "scripted"  # which loads no engine
+    assert prepared(model, backend="scripted") == model  # which loads no engine
     path = bundle(model, manifest=False)
-    assert prepared(path, quantize="int8").manifest is None
+    assert prepared(path, quantize="int8") == path
     bundle(model, quantize="int8")
-    engine = prepared(path)
-    assert engine.path == path
-    assert engine.manifest is not None and engine.manifest.options["quantize"] == "int8"
-    assert engine.tokenizer_dir == model
+    assert prepared(path) == path
     (path / "openvino_model.bin").write_bytes(bytes(10))
     with pytest.raises(EngineMismatchError, match=r"openvino_model\.bin: truncated, 10 of 1000 bytes"):
         prepared(path)
@@ -270,12 +269,12 @@ def test_a_bundled_engine_without_a_manifest_is_used_unless_options_were_asked_f
         prepared(model)
     path = bundle(model, manifest=False)
     told: list[str] = []
-    assert prepared(model, told).path == path
+    assert prepared(model, told) == path
     assert told == [f"the bundled engine {path} has no manifest and is used unchecked"]
     with pytest.raises(CompilerMissingError, match=r"with option\.dtype=fp16, option\.quantize=int8\n"):
         prepared(model, quantize="int8", dtype="fp16")
     bundle(model)
-    assert prepared(model).path == prepared(model, quantize="none").path == path
+    assert prepared(model) == prepared(model, quantize="none") == path
 
 
 # -- through the cache ---------------------------------------------------------------------------------------------
@@ -299,8 +298,8 @@ def test_a_checkpoint_is_compiled_into_the_cache_and_found_there_again(model: Pa
     told: list[str] = []
     engine = prepared(model, told)
     entry = model.parent / "cache" / plan_engine(configured(), inspect(model), CPU_ONLY).cache_key
-    assert engine == EngineDir(entry, "openvino", Manifest.read(entry), model)
-    assert engine.manifest is not None
+    assert engine == entry
+    assert Manifest.read(entry) is not None
     assert told == [f"compiling {model} for openvino into {entry}: weights fp16"]
     told.clear()
     assert prepared(model, told) == engine
@@ -309,7 +308,7 @@ def test_a_checkpoint_is_compiled_into_the_cache_and_found_there_again(model: Pa
     bundle(model)
     told.clear()
     other = prepared(model, told, quantize="int8", engine_cache_max_gb=1e-9)  # there is no room for both
-    assert other.path != entry and other.path.parent == entry.parent
+    assert other != entry and other.parent == entry.parent
     assert told[0].startswith(f"not using the bundled engine {model / 'engine'}: ")
     assert "; option.quantize: engine has none, asked for int8; " in told[0]
     assert compiling.call_count == 2
@@ -344,7 +343,7 @@ def test_of_a_fleet_one_machine_compiles_and_others_wait_as_long_as_the_option_s
     for name in ("a", "b"):
         config, layout, plan = machine(model, tmp_path / name, engine_cache="s3://models/engines")
         engine = prepare_engine(config, layout, lines.append, plan=plan)
-        assert engine.path.parent == tmp_path / name and engine.manifest is not None
+        assert engine.parent == tmp_path / name and Manifest.read(engine) is not None
     assert compiling.call_count == 1
     assert any("downloaded the engine from s3://models/engines/" in line for line in lines)
     fleet = Mock(wraps=fleet_cache.FleetCache)

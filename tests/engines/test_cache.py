@@ -138,6 +138,7 @@ def test_what_another_process_builds_meanwhile_is_taken_and_waiting_is_reported(
         f"another process is compiling this engine, waiting for it ({seconds} s)" for seconds in (5, 10, 15)
     ]
     assert builder.calls == 0
+    assert not is_free(tmp_path / f"{KEY}.use")  # it is in use here, so no other process makes room by it
 
 
 @pytest.mark.usefixtures("clock")
@@ -380,6 +381,9 @@ def test_an_empty_cache_and_whole_engines_have_no_leftovers(root: Path) -> None:
 def test_what_a_killed_builder_left_in_the_cache(root: Path, temporary: Path) -> None:
     file(root / f".{KEY}.{DEAD}.abcd.partial" / "model.bin", 100)
     file(root / f".{KEY}.removed" / "model.bin")
+    file(root / f".{KEY}.fetched" / "model.bin")
+    file(root / "outgoing" / f".bucket.{DEAD}.abcd.partial" / "model.bin")
+    file(root / "outgoing" / ".bucket.1.abcd.partial.log")  # an error names it, and a compiler may write it
     file(root / "openvino-failed.log")
     (root / "openvino-half.lock").touch()
     file(root / "openvino-half" / "model.bin")
@@ -389,6 +393,8 @@ def test_what_a_killed_builder_left_in_the_cache(root: Path, temporary: Path) ->
     assert {item.path.name: item.size for item in found} == {
         f".{KEY}.{DEAD}.abcd.partial": 100,
         f".{KEY}.removed": 7,
+        f".{KEY}.fetched": 7,
+        f".bucket.{DEAD}.abcd.partial": 7,
         "openvino-failed.log": 7,
         "openvino-half": 7,
         ".aaaa.json.bbbb": 7,
@@ -404,28 +410,45 @@ def test_what_a_builder_works_on_or_another_user_owns_stays(
 ) -> None:
     partial = file(root / f".{KEY}.1.abcd.partial" / "model.bin").parent
     work = file(temporary / f"{TEMPORARY_PREFIX}x" / "torch").parent
-    outgoing = file(root / "outgoing" / "bucket" / "model.bin").parent  # an engine that was not uploaded
+    file(root / "outgoing" / "bucket" / "model.bin")  # an engine that was not uploaded
+    file(root / "outgoing" / "bucket.log")
     file(root / f"{KEY}.log")
     file(root / f".{KEY}.removed" / "model.bin")
     file(root / KEY / "model.bin")
-    with locked(root / f"{KEY}.lock"), marked(partial), marked(work), marked(outgoing):
-        assert names(root) == []
-    assert len(names(root)) == 6
+    with (
+        pytest.raises(KeyboardInterrupt),
+        locked(root / f"{KEY}.lock"),
+        marked(partial),
+        marked(work),
+        EngineCache(root).outgoing("bucket", print) as outgoing,
+    ):
+        assert outgoing.is_dir() and names(root) == []
+        raise KeyboardInterrupt
+    assert len(names(root)) == 7
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: work.stat().st_uid + 1)
-        assert work.name not in names(root) and len(names(root)) == 5
+        assert work.name not in names(root) and len(names(root)) == 6
     for item in (*find_leftovers(root), Leftover(root / "gone", 0)):
         item.remove()
     assert names(root) == []
 
 
-@pytest.mark.parametrize("place", ["models/.abc.partial-xyz", "downloads/s3/model-1/.v1.partial"])
-def test_interrupted_downloads_are_leftovers_unless_they_go_on(root: Path, place: str) -> None:
-    partial = root / place
-    file(partial / "model.safetensors")
-    lock = partial.with_name(".abc.lock" if place.startswith("models") else ".lock")
-    lock.touch()
+@pytest.mark.parametrize("place", [f".{KEY}.1.ab.partial", "models/.abc.1.ab.partial"])
+def test_what_another_machine_works_on_stays(root: Path, place: str) -> None:
+    """On a network file system a directory's mark is one of this machine, and a file's lock one of all machines."""
+    partial = file(root / place / "model.safetensors").parent
+    lock = root / f"{KEY}.lock" if partial.parent == root else root / "models" / ".abc.lock"
     with locked(lock):
+        assert names(root) == []
+    assert names(root) == [partial.name]
+
+
+@pytest.mark.parametrize("place", ["models/.abc.1.ab.partial", "downloads/s3/model-1/.v1.partial"])
+def test_interrupted_extractions_and_downloads_are_leftovers_unless_they_go_on(root: Path, place: str) -> None:
+    partial = file(root / place / "model.safetensors").parent
+    lock = partial.with_name(".lock")
+    lock.touch()
+    with locked(lock), marked(partial):
         assert names(root) == []
     assert names(root) == [partial.name]
 

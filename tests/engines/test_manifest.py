@@ -26,12 +26,11 @@ from djl_trtllm.engines.cache import (
     hold_mark,
     installed_versions,
     raise_damaged,
-    staged,
-    sweep,
     unheld,
 )
 from djl_trtllm.errors import EngineMismatchError
 from djl_trtllm.files import file_sha256
+from djl_trtllm.model.work_directory import staged, sweep
 from tests.engines.helpers import is_free, locked, write_engine_files
 from tests.support.tables import by_table
 
@@ -294,7 +293,7 @@ def test_what_fails_leaves_nothing(tmp_path: Path, error: type[BaseException]) -
 def test_what_killed_builders_left_is_removed_and_named(tmp_path: Path) -> None:
     out = tmp_path / "out"
     left = [staged(out).__enter__(), tmp_path / ".out.1.abc.partial", tmp_path / ".out.2.abc.partial"]
-    others = [tmp_path / ".another.1.abc.partial", tmp_path / ".out.log", out]
+    others = [tmp_path / name for name in (".another.1.abc.partial", ".out.5.1.abc.partial", ".out.log", "out")]
     for path in (*left, *others):
         path.mkdir(exist_ok=True)
         (path / "file").touch()
@@ -302,6 +301,18 @@ def test_what_killed_builders_left_is_removed_and_named(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted(others)
     left[1].touch()  # a file cannot be removed as a folder, which is no error
     assert sweep(out) == [left[1]]
+
+
+def test_nothing_is_removed_while_somebody_builds(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (tmp_path / ".out.1.abc.partial").mkdir()
+    (tmp_path / ".out.1.abc.partial.log").touch()
+    with staged(out) as partial:
+        before = sorted(tmp_path.iterdir())
+        assert partial in before and sweep(out) == []
+        assert sorted(tmp_path.iterdir()) == before
+    assert [path.name for path in sweep(out)] == [".out.1.abc.partial"]
+    assert list(tmp_path.iterdir()) == [out]
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------

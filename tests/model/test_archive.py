@@ -379,6 +379,13 @@ def test_an_attribute_record_may_have_a_mebibyte(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == {"config.json": b""}
 
 
+def test_a_file_may_be_larger_than_a_record(tmp_path: Path) -> None:
+    """Only records are read into memory."""
+    large = bytes(3 << 20)
+    extract(pack(tmp_path / "m.tar", member("weights", large), mode="w"), tmp_path / "out")
+    assert contents(tmp_path / "out") == {"weights": large}
+
+
 def test_a_flipped_byte_fails_the_checksum(tmp_path: Path) -> None:
     packed = pack(tmp_path / "m.tar.gz", member("weights", os.urandom(100_000)))
     data = bytearray(packed.read_bytes())
@@ -416,7 +423,7 @@ def test_opening_the_same_content_again_extracts_nothing(tmp_path: Path, monkeyp
     other = open_model(pack(tmp_path / "m.tar", member("config.json", b"2"), mode="w"), tmp_path / "work")
     assert contents(first) == FILES and contents(other) == {"config.json": b"2"}
     monkeypatch.setattr(archives, "extract", lambda *_, **__: pytest.fail("extracted again"))
-    first.parent.with_name(f".{first.parent.name}.partial-x").touch()  # cannot be removed as a folder: no matter
+    first.parent.with_name(f".{first.parent.name}.1.ab.partial").touch()  # cannot be removed as a folder: no matter
     assert open_model(packed.rename(tmp_path / "other name"), tmp_path / "work") == first
 
 
@@ -558,6 +565,14 @@ def test_an_archive_holds_the_files_at_its_top_and_the_same_files_make_the_same_
     extract(tmp_path / "b.tar.gz", tmp_path / "opened")
     assert (tmp_path / "opened/engine/model.bin").read_bytes() == (model / "engine/model.bin").read_bytes()
     assert os.access(tmp_path / "opened" / "run.sh", os.X_OK)
+
+
+def test_packed_files_are_readable_by_all_and_programs_may_be_run(model: Path, tmp_path: Path) -> None:
+    for mode, packed in ((0o600, 0o644), (0o700, 0o755), (0o644, 0o644)):
+        (model / "run.sh").chmod(mode)
+        package(model, tmp_path / "out.tar.gz")
+        with tarfile.open(tmp_path / "out.tar.gz") as archive:
+            assert archive.getmember("run.sh").mode == packed
 
 
 def test_what_cannot_be_packed_is_an_error(model: Path, tmp_path: Path) -> None:

@@ -89,6 +89,40 @@ def test_a_template_gets_arguments_as_it_takes_them(body: str, expected: str, ar
     assert rendered_call(body, arguments) == expected
 
 
+STRICT = """
+{%- macro require(holds) %}{% if not holds %}{{ raise_exception("no") }}{% endif %}{% endmacro %}
+{%- set ns = namespace(id="") %}
+{%- for m in messages %}
+  {{- require(m.role in ("user", "assistant", "tool")) }}
+  {{- require(m.role != "tool" or (m.tool_call_id == ns.id and m.name and m.content)) }}
+  {{- require(m.role != "user" or m.content) }}
+  {%- for call in m.tool_calls or [] %}
+    {{- require(call.id | length == 9 and call.type == "function" and call.function.name) }}
+    {%- set ns.id = call.id %}
+    {{- "```" + call.function.arguments }}
+  {%- endfor %}
+{%- endfor %}
+{%- for tool in tools or [] %}
+  {%- set f = tool.function %}
+  {{- require(tool.type == "function" and f.name and f.description is defined and f.parameters is mapping) }}
+{%- endfor %}
+{{- require(tools and messages[0].role == "user" and messages[-1].role == "tool") }}
+"""
+"""A template that takes arguments as text, and whole conversations with tools only; ids have nine characters, as those
+of Mistral."""
+
+
+def test_a_strict_template_is_tried_with_a_whole_conversation() -> None:
+    call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"wolf": 1}}}
+    conversation: list[dict[str, Any]] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "123456789", "name": "f"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+    assert template(STRICT).render(conversation, tools=tools).strip() == '```{"wolf":1}'
+
+
 @pytest.mark.parametrize("arguments", ["", None, {}])
 def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
     assert rendered_call(OBJECT, arguments) == "object {}"

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import ModelShape, checkpoint, inspect
-from djl_trtllm.model.checkpoint import is_lfs_pointer, read_object, stored_quantization
+from djl_trtllm.model.checkpoint import check_tensors, is_lfs_pointer, read_object, stored_quantization
 from tests.model.test_layout import safetensors
 from tests.support.tables import by_rows, by_table
 
@@ -175,6 +175,18 @@ def sharded(path: Path, shards: dict[str, list[str]], weight_map: dict[str, str]
     for name, tensors in shards.items():
         safetensors(path / name, dict.fromkeys(tensors, 1))
     return path
+
+
+def test_the_tensors_of_all_files_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sharded(tmp_path, {"one.safetensors": ["a", "b"], "two.safetensors": ["c"]}, {})
+    files = tuple(sorted(path.glob("*.safetensors")))
+    for most in (3, 2):
+        monkeypatch.setattr("djl_trtllm.model.checkpoint._MOST_TENSORS", most)
+        if most == 3:
+            check_tensors(path, files, None)
+        else:
+            with pytest.raises(LayoutError, match="more than 2 tensors"):
+                check_tensors(path, files, None)
 
 
 def test_a_tensor_of_the_index_that_its_shard_lacks_is_named(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from djl_trtllm.config import Task
 from djl_trtllm.errors import EngineError, LayoutError
-from djl_trtllm.model import Layout, ModelKind
+from djl_trtllm.model import Layout, ModelKind, load_tokenizer
 from djl_trtllm.model.pooling import Head, Pooled, copy_head, find_head, find_task
 from tests.support.encoders import write_modules
 from tests.support.tables import by_rows
@@ -161,3 +163,29 @@ def test_a_compiled_engine_has_what_says_how_it_is_used(folder: str, tmp_path: P
     copy_head(tmp_path, tmp_path / "engine")
     source, copy = (find_head(Task.EMBED, layout(each, BERT)) for each in (tmp_path, tmp_path / "engine"))
     assert copy == source
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_texts_are_surrounded_and_cut_as_their_own_tokenizer_does_it(tmp_path: Path, typed: bool) -> None:
+    """The longer text first, and never the special tokens as long as there is room for them."""
+    vocabulary = {word: number for number, word in enumerate(["[UNK]", "[CLS]", "[SEP]", *"abcdefgh"])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    second = int(typed)
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair=f"[CLS]:0 $A:0 [SEP]:0 $B:{second} [SEP]:{second}",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )
+    raw.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    for one, other in itertools.product(range(1, 5), range(5)):
+        first, pair = "abcd"[:one], "efgh"[:other]
+        ids = [tokenizer.encode(" ".join(text), False) for text in (first, pair)]
+        for most in (None, *range(3 if pair else 2, 12)):
+            raw.no_truncation() if most is None else raw.enable_truncation(most, strategy="longest_first")
+            whole = raw.encode(" ".join(first), " ".join(pair)) if pair else raw.encode(" ".join(first))
+            found, start = tokenizer.surround(ids[0], ids[1] if pair else None, most)
+            assert found == whole.ids, (first, pair, most)
+            assert start == (whole.type_ids.index(1) if pair and typed and 1 in whole.type_ids else 0)
+    assert [len(tokenizer.surround([3, 4], [5], most)[0]) for most in (0, 1, 2)] == [0, 1, 2], "no more than asked for"

@@ -23,7 +23,7 @@ from tokenizers.decoders import DecodeStream
 
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, TokenizerError
 from djl_trtllm.model import Layout, Tokenizer, TokenTexts, inspect, load_tokenizer, tokenizer_formats
-from djl_trtllm.model.tokenizer import load_fitting_tokenizer, outside, require_tokenizer
+from djl_trtllm.model.tokenizer import load_fitting_tokenizer, outside, require_tokenizer, vocabulary_difference
 from tests.model.conftest import CHATML, MakeModel, byte_level
 from tests.model.test_layout import safetensors
 from tests.support.tables import by_rows, by_table
@@ -365,6 +365,22 @@ PIECES = ["a", "▁", "▁wolf", "wolf", "##s", "\ufffd", "é"]
 REPLACE, STRIP = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
 
 
+def test_a_draft_has_the_ids_of_the_model_or_at_least_as_many(tmp_path: Path) -> None:
+    def of(name: str, *tokens: str, size: int | None = None) -> Layout:
+        words = models.WordLevel({token: id_ for id_, token in enumerate(tokens)}, unk_token="a")
+        (tmp_path / name).mkdir()
+        return model(tmp_path / name, size, RawTokenizer(words) if tokens else None)
+
+    target = of("target", "a", "b", "c", size=3)
+    assert vocabulary_difference(target, of("same", "a", "b", "c")) == ""
+    assert vocabulary_difference(target, of("other", "a", "c", "b")) == "token 'c' is 1 there, and 2 in the model"
+    assert vocabulary_difference(target, of("fewer", "a", "b")) == "token 'c' is missing there, and 2 in the model"
+    assert vocabulary_difference(of("small", "a"), target) == "token 'b' is 1 there, and missing in the model"
+    sizes = {3: "", 4: "it has 4 tokens, and the model 3", None: ""}
+    for size, difference in sizes.items():
+        assert vocabulary_difference(target, of(f"sized-{size}", size=size)) == difference
+
+
 def raw_tokenizer(decoder: Any, *pieces: str) -> RawTokenizer:
     """A tokenizer whose ids are bytes and then pieces."""
     vocabulary = {piece: id_ for id_, piece in enumerate([*BYTES, *pieces])}
@@ -491,7 +507,8 @@ def test_special_tokens_are_set_off_as_the_configuration_says(
 @pytest.mark.parametrize("content", [b"", b"garbage", b"version https://git-lfs.github.com/spec/v1\noid sha256:1"])
 def test_a_damaged_model_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(content)
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model \(\d+ bytes\) is not a SentencePiece model"):
+    remedy = "git lfs pull" if content.startswith(b"version") else "copy it again"
+    with pytest.raises(TokenizerError, match=rf"tokenizer\.model \(\d+ bytes\) is not a SentencePiece model.*{remedy}"):
         load_tokenizer(tmp_path)
 
 
@@ -583,6 +600,7 @@ def test_code_of_the_model_is_not_run_unless_trusted(remote: Path) -> None:
 
 # What is asked of transformers, by a module of its name that loads at once.
 TRANSFORMERS = """
+import os
 from pathlib import Path
 import tokenizers
 
@@ -594,6 +612,9 @@ class AutoTokenizer:
     def from_pretrained(cls, source, trust_remote_code):
         made = cls()
         made.raw = tokenizers.Tokenizer.from_file(f"{source}/kept.json")
+        offline, parallel = os.environ.get("HF_HUB_OFFLINE") == "1", os.environ["TOKENIZERS_PARALLELISM"]
+        if offline is trust_remote_code or parallel != "false":
+            raise ValueError("code of another repository is fetched where it is trusted, and else nothing")
         if trust_remote_code is not Path(source, "tokenizer.model").exists():
             raise ValueError(f"trust_remote_code is {trust_remote_code}")
         if not trust_remote_code:
@@ -610,6 +631,7 @@ def transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "transformers.py").write_text(TRANSFORMERS)
     byte_level().save(str(tmp_path / "kept.json"))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
 @pytest.mark.usefixtures("transformers")

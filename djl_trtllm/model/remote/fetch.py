@@ -138,7 +138,8 @@ _READERS = 16
 _LOOK_EVERY_SECONDS = 1.0
 
 Record = dict[str, tuple[int, str]]
-"""Files already compared: path below the repository's folder -> time of its last change, checksum."""
+"""The files that were compared already: their path in the repository's folder, with the time of the last change and the
+checksum."""
 
 
 class HubFile(NamedTuple):
@@ -296,9 +297,9 @@ HUB_SCHEME = "hf://"
 _HUB = "hf:"
 """A text that begins so is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
 _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
-"""huggingface_hub 2 uses httpx2, 1 httpx, older ones requests."""
+"""Loggers of the HTTP clients: huggingface_hub 2 uses httpx2, 1 uses httpx, and 0 uses requests (urllib3)."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
-"""Exceptions of both libraries if there is no response."""
+"""Names of the HTTP clients' exceptions when no response came."""
 _ADVICE: dict[str, str] = read_table("advice.toml", __package__)["hub"]
 
 

@@ -282,7 +282,7 @@ RECORD = ".djl-trtllm-download.json"
 """The last file of a complete download: what was downloaded from where."""
 
 PART_BYTES = 16 << 20
-"""The most of a request."""
+"""The most bytes that one request fetches."""
 _CONNECTIONS = 64
 _READ_BYTES = 256 << 10
 """Each read is written at once. 64 connections with 512 kB each are too much for caches, see performance.md."""

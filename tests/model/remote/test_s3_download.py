@@ -54,8 +54,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djl_trtllm.model.remote.s3.FIRST_PAUSE_SECONDS", 0.001)
 
 
-def fetch(tmp_path: Path, address: S3Address = ADDRESS) -> Path:
-    return download(address, tmp_path / "downloads", lambda line: None)
+def fetch(tmp_path: Path, address: S3Address = ADDRESS, told: list[str] | None = None) -> Path:
+    return download(address, tmp_path / "downloads", ([] if told is None else told).append)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -170,7 +170,20 @@ def test_an_object_replaced_during_the_download_is_looked_up_again(store: Store,
         return None
 
     store.fault = fault
-    assert contents(fetch(tmp_path)) == CONTENT | {"model-00001-of-00002.safetensors": replaced}
+    told: list[str] = []
+    assert contents(fetch(tmp_path, told=told)) == CONTENT | {"model-00001-of-00002.safetensors": replaced}
+    assert any("model-00001-of-00002.safetensors was replaced during the download" in line for line in told)
+
+
+def test_files_without_a_checksum_are_named(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Example: files that S3 encrypts with a key of its customer."""
+    told: list[str] = []
+    fetch(tmp_path / "with", told=told)
+    assert not any("no checksum" in line for line in told)
+    monkeypatch.setattr(s3_download, "claim_of", lambda head, part_size: None)
+    fetch(tmp_path / "without", told=told)
+    (line,) = [line for line in told if "no checksum" in line]
+    assert len(set(line.rpartition(" for ")[2].split(", ")) & CONTENT.keys()) == 5, "of many the first ones"
 
 
 def test_half_a_record_of_a_killed_process_is_no_matter(store: Store, tmp_path: Path) -> None:
