@@ -108,8 +108,9 @@ class TextFormatter(_Times):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if identifier := request_id_of(record):
+            shown = {"asctime": getattr(record, "asctime", ""), "levelname": record.levelname, "name": record.name}
             # Other handlers may have the same record.
-            return str(self._fmt) % {**vars(record), "message": f"[{identifier}] {record.message}"}
+            return str(self._fmt) % {**shown, "message": f"[{identifier}] {record.message}"}
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:

@@ -382,6 +382,7 @@ class RequestField:
         self.name = name
         self.trait = trait
         self.neutral = neutral
+        self.path = path
         self.read = attrgetter(path)
 
     def is_set(self, request: object) -> bool:
@@ -411,7 +412,7 @@ FIELDS: Mapping[str, RequestField] = MappingProxyType(
 )
 
 
-class RequestOrigin(NamedTuple):
+class RequestOrigin(msgspec.Struct, frozen=True):
     """Where a request comes from: the id by which its client knows it, and the dialect that it was written in.
 
     Requests with one `client` share what a client gets of the batch; "" is a client too. Those with a higher `priority`
@@ -453,7 +454,7 @@ class RankedToken(Token, frozen=True, gc=False):
     top: list[Alternative]
 
 
-class SequenceResult(NamedTuple):
+class SequenceResult(msgspec.Struct, frozen=True):
     """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
 
     `queue_seconds` is how long its request waited before it ran, `cached_tokens` what it had of its prompt from the
@@ -496,6 +497,17 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
     generation: int = 0
     prompt: list[RankedToken] | None = None
     vector: bytes = b""
+
+
+def joined(chunks: Iterable[OutputChunk]) -> list[OutputChunk]:
+    """The chunks, those of one sequence joined to one chunk."""
+    found: dict[tuple[int, int], list[OutputChunk]] = {}
+    for chunk in chunks:
+        found.setdefault((chunk.generation, chunk.index), []).append(chunk)
+    return [
+        msgspec.structs.replace(each[-1], tokens=[token for chunk in each for token in chunk.tokens])
+        for each in found.values()
+    ]
 
 
 Consumer = Callable[[OutputChunk], None]

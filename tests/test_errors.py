@@ -9,6 +9,7 @@ from djl_trtllm.errors import (
     ConfigError,
     GenerationError,
     InvalidRequestError,
+    MethodNotAllowedError,
     NotReadyError,
     OverloadedError,
 )
@@ -38,6 +39,11 @@ def test_refusals_say_when_to_return() -> None:
     error = OverloadedError("full", queue_depth=3, capacity=4, retry_after=5)
     assert (str(error), error.queue_depth, error.capacity, error.retry_after) == ("full", 3, 4, 5)
     assert (NotReadyError("loading", retry_after=5).retry_after, NotReadyError("failed").retry_after) == (5, None)
+
+
+def test_a_method_that_is_not_allowed_says_which_are() -> None:
+    error = MethodNotAllowedError("/x takes GET, not PUT", allow="GET")
+    assert (str(error), error.allow) == ("/x takes GET, not PUT", "GET")
 
 
 def test_a_client_does_not_get_back_all_that_it_sent() -> None:

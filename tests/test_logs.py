@@ -457,3 +457,9 @@ def test_lines_of_another_programs_log_begin_with_the_id_and_cannot_be_forged(
     with RequestContext("r-1"):
         root.warning("a\nb")
     assert capsys.readouterr().err == "[r-1] a\n  b\nown a\nb\n"
+
+
+def test_a_formatter_that_is_given_a_format_of_times_uses_it() -> None:
+    formatter = TextFormatter()
+    assert re.fullmatch(r"\d\d:\d\d", formatter.formatTime(record(), "%H:%M"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", formatter.formatTime(record()))

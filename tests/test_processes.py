@@ -122,3 +122,19 @@ def test_the_control_group_counts_its_own_kills(tmp_path: Path, monkeypatch: pyt
     assert oom_kills() == 0
     monkeypatch.setattr(processes, "VMSTAT", tmp_path / "none")
     assert oom_kills() == 0
+
+
+def test_all_processes_below_are_killed_with_those_that_they_start_but_the_spared() -> None:
+    program = """
+import subprocess, sys
+from djl_trtllm.processes import adopting_orphans, below, kill_below
+spared = subprocess.Popen(["sleep", "60"])
+before = below()
+with adopting_orphans():
+    shell = subprocess.Popen(["sh", "-c", "sleep 61 & echo; exec sleep 62"], stdout=subprocess.PIPE)
+    shell.stdout.readline()
+    names = kill_below(before, 30)
+    print(sorted(name.split()[0] for name in names), below() == before, spared.poll())
+spared.kill()
+"""
+    assert printed(program) == "['sleep', 'sleep'] True None"

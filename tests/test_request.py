@@ -12,8 +12,10 @@ import pytest
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.request import (
     FIELDS,
+    FINISH_WORDS,
     FinishReason,
     GenerationRequest,
+    Resume,
     Sampling,
     begins_with_reasoning,
     new_hex_id,
@@ -70,6 +72,60 @@ def test_traits_name_fields_and_features_that_exist() -> None:
     for field in FIELDS.values():
         assert field.trait.part_of is None or field.trait.part_of.name in FIELDS
         assert not field.trait.feature or field.trait.feature in list(Feature)
+
+
+def test_a_field_is_set_by_a_value_that_is_not_neutral_together_with_what_it_is_part_of() -> None:
+    sampled = Sampling(temperature=0.5, seed=1)
+    for sampling, expected in (
+        (sampled, set()),
+        (msgspec.structs.replace(sampled, do_sample=True), {"do_sample", "temperature", "seed"}),
+        (Sampling(length_penalty=2.0), set()),
+        (Sampling(length_penalty=2.0, beam_width=2), {"length_penalty", "beam_width"}),
+    ):
+        request = GenerationRequest(sampling=sampling)
+        assert {name for name, field in FIELDS.items() if name != "sampling" and field.is_set(request)} == expected
+
+
+def test_parameters_of_sampling_ask_for_sampling_and_a_seed_does_not() -> None:
+    whole = {name: field.trait.part_of for name, field in FIELDS.items() if field.trait.part_of}
+    assert {name for name, part in whole.items() if part.implied} == {"temperature", "top_k", "top_p", "min_p"}
+    assert {name for name, part in whole.items() if not part.implied and part.name == "do_sample"} == {"seed"}
+
+
+def test_what_depends_on_the_generated_tokens_is_not_resumed_and_lengths_are_adjusted() -> None:
+    fields = {resume: {name for name, field in FIELDS.items() if field.trait.resume is resume} for resume in Resume}
+    assert fields[Resume.ADJUSTED] == {"max_new_tokens", "min_new_tokens", "seed", "prompt_logprobs"}
+    assert fields[Resume.IMPOSSIBLE] == {
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size"),
+        *("beam_width", "length_penalty", "early_stopping", "beam_search_diversity_rate", "bad", "guide"),
+    }
+
+
+def test_an_engine_is_asked_for_a_feature_by_the_fields_name_or_by_another() -> None:
+    engine = {name: field.trait for name, field in FIELDS.items() if field.trait.honoured_by == "engine"}
+    assert {name: trait.feature for name, trait in engine.items() if trait.feature} == {
+        "needs_logprobs": "logprobs",
+        "adapter": "adapters",
+    }
+    assert {"temperature", "guide", "images", "logit_bias", "cache_salt", "max_new_tokens"} <= engine.keys()
+    assert not {"n", "best_of", "stop", "truncate", "priority", "thinking", "messages"} & engine.keys()
+
+
+def test_a_refusal_names_the_parameter_as_clients_send_it() -> None:
+    for name, parameter in (
+        ("beam_width", "'num_beams'"),
+        ("needs_logprobs", "'logprobs'"),
+        ("top_logprobs", "'top_logprobs'"),
+        ("prompt_logprobs", "'prompt_logprobs'"),
+        ("bad", "'bad_words'"),
+        ("adapter", "'adapters'"),
+    ):
+        assert FIELDS[name].trait.shown.startswith(parameter)
+
+
+def test_finish_reasons_have_the_words_of_lmi_and_tgi() -> None:
+    assert list(FINISH_WORDS.values()) == ["eos_token", "stop_sequence", "length", "cancelled", "error"]
+    assert list(FINISH_WORDS) == list(FinishReason)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -117,6 +118,8 @@ class SequenceLimits:
         self._batch = batch
         self._engine = engine
         self._max_seq_len = min(batch.max_seq_len, engine.max_seq_len)
+        self.longest_prompt = engine.max_prompt_len or engine.max_seq_len
+        """The most tokens with which a sequence begins in the engine, or goes on there."""
 
     def fit(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> tuple[Sequence[int], int]:
         """The prompt (truncated if asked) and the number of tokens to generate.
@@ -171,8 +174,7 @@ class SequenceLimits:
             )
         self._require_thinking_ends(request.thinking, length, wanted)
         beams, available = request.sampling.beam_width, self._engine.kv_blocks
-        blocks = self.blocks(length, wanted) * beams
-        if available and blocks > available:
+        if available and (blocks := self.blocks(length, wanted) * beams) > available:
             each = "" if beams == 1 else f" in {beams} beams"
             raise PromptTooLongError(
                 f"{length} prompt tokens and {wanted} new tokens{each} need {blocks} KV cache blocks, the engine has "
@@ -182,20 +184,15 @@ class SequenceLimits:
         return prompt_ids, wanted
 
     def _require_thinking_ends(self, budget: ThinkingBudget | None, length: int, wanted: int) -> None:
-        longest = self.longest_prompt
         if budget is None or budget.optional:
             return
+        longest = self.longest_prompt
         if budget.tokens < wanted and length + budget.tokens + _CLOSING > longest:
             raise PromptTooLongError(
                 f"the prompt has {length} tokens and a budget of {budget.tokens} for its reasoning: when it is spent, "
                 f"the engine gets both as one prompt, of at most {longest} tokens; lower 'thinking_token_budget', or "
                 "raise option.max_input_len"
             )
-
-    @property
-    def longest_prompt(self) -> int:
-        """The most tokens with which a sequence begins in the engine, or goes on there."""
-        return self._engine.max_prompt_len or self._engine.max_seq_len
 
     def blocks(self, prompt_tokens: int, new_tokens: int) -> int:
         """KV cache blocks of a sequence to its end, and one to spare (with it, no request was ever lost)."""
@@ -309,7 +306,8 @@ def _gives_logprobs(request: GenerationRequest, features: frozenset[str]) -> boo
 
 def _require(request: GenerationRequest, features: frozenset[str]) -> None:
     """Raise UnsupportedParameterError, naming the parameters that an executor with these features does not honour."""
-    missing = [_refusal(field) for field in _not_honoured(features) if field.is_set(request)]
+    fields, read, neutral = _not_honoured(features)
+    missing = [] if read(request) == neutral else [_refusal(field) for field in fields if field.is_set(request)]
     beams = request.sampling.beam_width > 1
     if request.guide is not None:
         feature, shown, advice = _GUIDES[request.guide.kind]
@@ -350,15 +348,24 @@ def _with_budget(request: GenerationRequest, budget: ThinkingBudget, limits: Lim
 
 
 @functools.lru_cache(maxsize=8)
-def _not_honoured(features: frozenset[str]) -> list[RequestField]:
-    """The fields that a request to an executor with these features must not set."""
-    return [
+def _not_honoured(features: frozenset[str]) -> tuple[list[RequestField], Callable[[object], Any], Any]:
+    """The fields that a request to an executor with these features must not set.
+
+    And what reads all of them at once, and the neutral values that it finds then.
+    """
+    fields = [
         field
         for field in FIELDS.values()
         if field.trait.honoured_by == "engine"
         and (field.trait.feature or field.name) not in features
         and field.name != "guide"
     ]
+    read = attrgetter(*(field.path for field in fields)) if fields else _none
+    return fields, read, read(GenerationRequest())
+
+
+def _none(request: object) -> None:
+    """Read none of its fields."""
 
 
 def _refusal(field: RequestField) -> str:

@@ -73,6 +73,18 @@ class Verdict(NamedTuple):
     explains: bool
 
 
+class Loss(NamedTuple):
+    """The fate of the requests in an engine process that is gone.
+
+    `proved`: a request had passed in it. `guilty`: the one that ended it.
+    """
+
+    resumed: int
+    ended: int
+    proved: bool = False
+    guilty: Verdict | None = None
+
+
 @dataclass
 class _Record:
     """Losses in a row at which a request was there: those before it had passed, and those with few tokens."""
@@ -110,6 +122,11 @@ class Blame:
     @property
     def searching(self) -> bool:
         return bool(self._trial or self._line)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there are no suspects, and none have been."""
+        return not (self.searching or self.remembers)
 
     @property
     def is_open(self) -> bool:

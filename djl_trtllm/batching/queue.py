@@ -21,6 +21,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from djl_trtllm.batching.sequence import OutputSequence, RequestState
 from djl_trtllm.executor.protocol import Limits, Submit, Try
 
@@ -155,6 +157,13 @@ class Places:
             return False
         return not available or self.blocks + blocks <= available
 
+    def has_room(self, slot: Slot, *, crowded: bool) -> bool:
+        """Whether a sequence may start, with its beams. `crowded`: there are several clients."""
+        sequences = slot.message.sampling.beam_width
+        if crowded:
+            return self.fit_among_others(slot.client, sequences, slot.blocks * sequences)
+        return self.fit(sequences, slot.blocks * sequences)
+
     def fit_among_others(self, client: ClientShare, sequences: int, blocks: int) -> bool:
         """Whether there is room for N sequences of a client while there are other clients.
 
@@ -175,8 +184,7 @@ class Places:
         )
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
+class Slot(msgspec.Struct, eq=False):
     """A sequence in the rolling batch, from `RollingBatch.submit` to its end in the executor.
 
     The beams of a request share one message, and enter the executor together. `places` are those of the executor in
@@ -195,9 +203,11 @@ class Slot:
     """Sequences that started before it when it was next and did not fit."""
     moves: int = 0
     """How often it has given its place away."""
-    _had: int = field(init=False)
+    _had: int = 0
     """Tokens that it had when it took its place."""
-    _expected: int = field(init=False)
+    _begun: int = 0
+    """Tokens that its client is charged for at its start in this place: the prompt, or none where it goes on."""
+    _expected: int = 0
     """The service that its client may get in its place: service = prompt tokens + 2 * output tokens."""
 
     def runs_in(self, executor: ExecutorPort) -> bool:
@@ -224,6 +234,7 @@ class Slot:
         self.places = places
         self.sequence.stale = False
         self._had = len(self.sequence.token_ids)
+        self._begun = 0 if self._had else len(self.message.prompt_ids)
         client = self.client
         client.running += 1
         client.blocks += self.blocks
@@ -241,11 +252,6 @@ class Slot:
         client.blocks -= self.blocks
         client.expected -= self._expected
         client.service += self._begun + _OUTPUT_WEIGHT * (len(self.sequence.token_ids) - self._had)
-
-    @property
-    def _begun(self) -> int:
-        """Tokens that its client is charged for at its start in this place: the prompt, or none where it goes on."""
-        return len(self.message.prompt_ids) if self.begins else 0
 
     @property
     def complete(self) -> bool:
@@ -314,6 +320,12 @@ class WaitingQueue:
         if client not in self._lines:
             client.service = max(client.service, self._served.get(slot.priority, 0))
         self._insert(request_id, slot)
+
+    def skip(self, slot: Slot) -> None:
+        """Note that a new sequence starts at once: nothing waits, and there is a place for it."""
+        client = slot.client
+        client.service = self._served[slot.priority] = max(client.service, self._served.get(slot.priority, 0))
+        self._turns_of_others = 0
 
     def put_back(self, request_id: int, slot: Slot) -> None:
         """Put back a sequence that had started, as the oldest of all and the first of its client."""
@@ -384,8 +396,6 @@ class WaitingQueue:
             return request_id if places.fit(slot.beams, slot.blocks * slot.beams) else None
         if resumed_only or not self._slots:
             return None
-        if len(self._slots) == 1:  # nobody waits beside it, as nearly always
-            return self._first_that_fits(self._slots.items(), places, crowded)
         with contextlib.closing(self._candidates()) as candidates:
             return self._first_that_fits(candidates, places, crowded)
 
@@ -393,14 +403,14 @@ class WaitingQueue:
         blocked: Slot | None = None
         count = 0
         for request_id, slot in candidates:
-            client, size = slot.client, (slot.beams, slot.blocks * slot.beams)
+            client = slot.client
             if blocked is not None and client.running:
                 continue
-            if places.fit_among_others(client, *size) if crowded else places.fit(*size):
+            if places.has_room(slot, crowded=crowded):
                 if blocked is not None:
                     blocked.overtaken += 1
                 return request_id
-            if client.running and places.fit(size[0] - client.running, size[1] - client.blocks):
+            if client.running and places.fit(slot.beams - client.running, slot.blocks * slot.beams - client.blocks):
                 continue
             if self.starving is None and not client.running:
                 self.starving = slot

@@ -11,13 +11,13 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
-from typing import NamedTuple
+from operator import attrgetter
 
 from msgspec.structs import replace
 
 from djl_trtllm.batching import blame
 from djl_trtllm.batching.admission import BatchLimits, SequenceLimits, Translator
-from djl_trtllm.batching.blame import Blame, Verdict
+from djl_trtllm.batching.blame import Blame, Loss
 from djl_trtllm.batching.queue import ClientShares, ExecutorPort, Places, Slot, WaitingQueue
 from djl_trtllm.batching.sequence import PooledSequence, RequestState
 from djl_trtllm.batching.statistics import RequestRecord, Statistics
@@ -128,18 +128,6 @@ def _can_move(slot: Slot, places: Places) -> bool:
         and can_resume(message, max(1, generated), limits)
         and can_resume(message, message.sampling.max_new_tokens, limits)
     )
-
-
-class Loss(NamedTuple):
-    """What became of the requests in an engine process that is gone.
-
-    `proved`: a request had passed in it. `guilty`: the one that ended it. See `blame`.
-    """
-
-    resumed: int
-    ended: int
-    proved: bool = False
-    guilty: Verdict | None = None
 
 
 class RollingBatch:
@@ -358,8 +346,8 @@ class RollingBatch:
             count,
             request.adapter,
             images=len(images),
-            image_tokens=sum(image.tokens for image in images),
-            image_bytes=sum(len(image.data) for image in images),
+            image_tokens=sum(map(attrgetter("tokens"), images)),
+            image_bytes=sum(map(len, map(attrgetter("data"), images))),
         )
         state = RequestState(request.sampling, sequences, consumer, record)
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
@@ -384,7 +372,8 @@ class RollingBatch:
         else:
             self._try_guide(self._next_id, state)
             self._next_id += 1
-        self._search()
+        if self._waiting:
+            self._search()
         return state
 
     # -- the way out -----------------------------------------------------------------------------------------------
@@ -399,7 +388,7 @@ class RollingBatch:
             self.engine_stats = steps[-1].stats
         if self._places is not None:
             self._places.steps += len(steps)
-        outputs = ((slot.state.record, slot.sequence) for slot in touched.values())
+        outputs = [(slot.state.record, slot.sequence) for slot in touched.values()]
         self.statistics.tokens_generated(outputs, self._clock())
         for slot in touched.values():
             self._deliver(slot)
@@ -511,8 +500,14 @@ class RollingBatch:
             self._abort(state, *self._translator.ending(end, None))
 
     def _let_wait(self, state: RequestState) -> None:
-        """The sequences of a request wait for places from now on; those of a suspect are held back."""
-        digest = self._digest(self._untried[state.ids[0]]) if self._blame.remembers else ""
+        """The sequences of a request start if nothing waits before them, or wait; those of a suspect are held back."""
+        places, slot = self._places, self._untried[state.ids[0]]
+        first = slot.beams == len(state.ids) and self._blame.is_idle and not self._waiting
+        if first and places is not None and places.has_room(slot, crowded=self._clients.crowded):
+            self._waiting.skip(slot)
+            self._start(places, {request_id: self._untried.pop(request_id) for request_id in state.ids})
+            return
+        digest = self._digest(slot) if self._blame.remembers else ""
         wait = self._waiting.hold if digest and self._blame.suspect(digest, self._clock()) else self._waiting.add
         for request_id in state.ids:
             wait(request_id, self._untried.pop(request_id))
@@ -530,24 +525,27 @@ class RollingBatch:
                 for beam_id, beam in taken.items():
                     self._waiting.hold(beam_id, beam)
                 continue
-            record = slot.state.record
-            repeats = places.executor.limits.repeats
-            # Where reasoning is ended, it is at the same token with the same seed.
-            elsewhere = bool(slot.sequence.token_ids) and not slot.sequence.stale
-            record.reseeded |= elsewhere and slot.seeded and not repeats
-            for beam_id, slot in taken.items():
-                self._running[beam_id] = slot
-                slot.enter(places)
+            self._start(places, taken)
             self._waiting.place(slot.client)
-            self.statistics.request_started(record, self._clock())
-            places.submitted += 1
-            message = resumed(slot.message, slot.sequence.token_ids, repeats=repeats)
-            places.executor.submit(replace(message, prompt_logprobs=None) if slot.state.scored else message)
         if self._waiting.starving is not None and not self._moving:
             for request_id, slot in to_move(self._running, self._waiting.starving, places, len(self._clients)).items():
                 slot.moves += 1
                 self._moving.add(request_id)
                 self._cancel(request_id, slot)
+
+    def _start(self, places: Places, beams: dict[int, Slot]) -> None:
+        """Start a sequence, or the beams of one, in the executor."""
+        for request_id, slot in beams.items():
+            self._running[request_id] = slot
+            elsewhere = bool(slot.sequence.token_ids) and not slot.sequence.stale
+            slot.enter(places)
+        record, repeats = slot.state.record, places.executor.limits.repeats
+        # Where reasoning is ended, it is at the same token with the same seed.
+        record.reseeded |= elsewhere and slot.seeded and not repeats
+        self.statistics.request_started(record, self._clock())
+        places.submitted += 1
+        message = resumed(slot.message, slot.sequence.token_ids, repeats=repeats)
+        places.executor.submit(replace(message, prompt_logprobs=None) if slot.state.scored else message)
 
     def _leave(self, request_id: int, slot: Slot) -> None:
         """The sequence is in no executor any more."""

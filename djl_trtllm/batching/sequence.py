@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
+import msgspec
 import tokenizers
 from msgspec.structs import replace
 from packaging.version import Version
@@ -208,8 +209,7 @@ class Detokenizer:
         return text
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class OutputSequence:
+class OutputSequence(msgspec.Struct, eq=False, kw_only=True):
     """The output of one sequence.
 
     `take` turns token ids into tokens with text, and holds back those whose character is unfinished or whose text may
@@ -229,7 +229,7 @@ class OutputSequence:
     """Ids that end the sequence here, each with its reason: those that the engine does not stop at."""
     seed: int | None
     logprobs: bool
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list)
     """All ids that were generated so far."""
     counted: int = 0
     """How many tokens the statistics have counted; the last of them came at `last_token_at`."""
@@ -252,8 +252,8 @@ class OutputSequence:
     _detokenizer: Detokenizer | None = None
     """None until the first token; so is `_matcher`."""
     _matcher: StopMatcher | None = None
-    _ready: list[Token] = field(default_factory=list)
-    _held: list[tuple[int, Token]] = field(default_factory=list)
+    _ready: list[Token] = msgspec.field(default_factory=list)
+    _held: list[tuple[int, Token]] = msgspec.field(default_factory=list)
     """Tokens that wait for a possible stop string to resolve, with the offset where each one's text begins."""
     _text_end: int = 0
 
@@ -293,8 +293,10 @@ class OutputSequence:
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
         """End the sequence and release the text that was held back."""
-        tail = "" if self._detokenizer is None else self._detokenizer.flush()
-        self._ready += [token for _, token in self._held]
+        detokenizer = self._detokenizer
+        tail = detokenizer.flush() if detokenizer is not None and detokenizer.pending else ""
+        if self._held:
+            self._ready += [token for _, token in self._held]
         if tail:
             # A character is unfinished, so at least the token that began it is still here.
             last = max(at for at, token in enumerate(self._ready) if not token.special)
@@ -330,24 +332,22 @@ class OutputSequence:
         self.finished = SequenceResult(reason, len(self.token_ids), logprob, self.seed, stop, error)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class RankedSequence(OutputSequence):
+class RankedSequence(OutputSequence, eq=False, kw_only=True):
     """A sequence whose tokens come with the most likely tokens at their positions.
 
     `text_of` is the text of a token id in the middle of a text.
     """
 
     text_of: Callable[[int], str]
-    _ranked: deque[Logprob] = field(default_factory=deque)
+    _ranked: deque[Logprob] = msgspec.field(default_factory=deque)
     """The engine's entry for each token that is not delivered yet, in their order."""
 
     def take(self, token_id: int, logprob: Any = None) -> bool:
         self._ranked.append(logprob)
-        # Not super(): a dataclass with slots is another class than the one that super() finds here.
-        return OutputSequence.take(self, token_id, logprob.logprob if isinstance(logprob, Ranked) else logprob)
+        return super().take(token_id, logprob.logprob if isinstance(logprob, Ranked) else logprob)
 
     def drain(self) -> OutputChunk:
-        chunk = OutputSequence.drain(self)
+        chunk = super().drain()
         tokens: list[Token] = [self._with_rank(token, self._ranked.popleft()) for token in chunk.tokens]
         return OutputChunk(chunk.index, tokens, chunk.finished)
 
@@ -361,31 +361,25 @@ class RankedSequence(OutputSequence):
         return RankedToken(token.id, token.text, token.logprob, token.special, top)
 
 
-class UnwrittenSequence(OutputSequence):
+class UnwrittenSequence(OutputSequence, eq=False, kw_only=True):
     """The sequence of a request that wants nothing but its prompt: engines generate one token at least."""
-
-    __slots__ = ()
 
     def take(self, token_id: int, logprob: Any = None) -> bool:
         return True
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
-        OutputSequence.finish(self, reason if reason in _CUT_SHORT else FinishReason.LENGTH, error)
+        super().finish(reason if reason in _CUT_SHORT else FinishReason.LENGTH, error)
 
 
-class PooledSequence(UnwrittenSequence):
+class PooledSequence(UnwrittenSequence, eq=False, kw_only=True):
     """The sequence of a request that wants its prompt's vector, and no tokens."""
 
-    __slots__ = ("vector",)
-
-    def __init__(self, **fields: Any) -> None:
-        OutputSequence.__init__(self, **fields)
-        self.vector = b""
+    vector: bytes = b""
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
         if reason not in _CUT_SHORT and not self.vector:
             reason, error = FinishReason.ERROR, GenerationError("the engine ended the request without its vector")
-        UnwrittenSequence.finish(self, reason, error)
+        super().finish(reason, error)
 
     def drain(self) -> OutputChunk:
         return OutputChunk(self.index, [], self.finished, vector=self.vector)
@@ -428,7 +422,7 @@ class RequestState:
     @property
     def result(self) -> SequenceResult:
         """How the request ended, once it is done: as the sequence that ended worst."""
-        return max((each.finished for each in self.sequences if each.finished), key=lambda result: result.reason)
+        return max([each.finished for each in self.sequences if each.finished], key=attrgetter("reason"))
 
     def deliver(self, sequence: OutputSequence) -> None:
         """Give the consumer the new output of a sequence that is not closed; ranking holds it back to the end."""
@@ -436,7 +430,8 @@ class RequestState:
         if sequence.finished is not None:
             started = self.record.started
             if started is not None:
-                sequence.finished = sequence.finished._replace(
+                sequence.finished = replace(
+                    sequence.finished,
                     queue_seconds=started - self.record.arrived,
                     reseeded=self.record.reseeded,
                     accepted_tokens=sequence.accepted,
@@ -445,8 +440,8 @@ class RequestState:
                 )
             sequence.closed = True
             self._unfinished -= 1
-            if self.done:
-                self.record.drafted_tokens = total(each.drafted for each in self.sequences)
+            if not self._unfinished:
+                self.record.drafted_tokens = total(map(attrgetter("drafted"), self.sequences))
                 # It refers to what refers to this request: both would stay until the garbage collector looks at all.
                 self.abandon()
         if self.prompt is not None:

@@ -17,6 +17,8 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from djl_trtllm.logs import of_request
 from djl_trtllm.request import FinishReason, RequestOrigin, SequenceResult
 
@@ -50,20 +52,7 @@ _FINE_REQUEST_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, *REQUEST_SEC
 _TOKENS = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
 
 
-class _Duration:
-    """Seconds between two times of a record, None until both are known."""
-
-    def __init__(self, start: str, end: str) -> None:
-        self._start = start
-        self._end = end
-
-    def __get__(self, record: RequestRecord, owner: type[RequestRecord]) -> float | None:
-        start, end = getattr(record, self._start), getattr(record, self._end)
-        return None if start is None or end is None else end - start
-
-
-@dataclass(slots=True, eq=False)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, eq=False):
     """The life of one request in a rolling batch: times and numbers, never any of its text.
 
     `Statistics` fills it in and keeps it.
@@ -107,20 +96,11 @@ class RequestRecord:
     image_bytes: int = 0
     """Bytes of their files."""
 
-    queue_time = _Duration("arrived", "started")
-    time_to_first_token = _Duration("arrived", "first_token_at")
-    prefill_time = _Duration("started", "first_token_at")
-    decode_time = _Duration("first_token_at", "last_token_at")
-    """Seconds from the first token to the last one so far."""
-    inference_time = _Duration("started", "last_token_at")
-    """Seconds from the queue to the last token so far."""
-    total_time = _Duration("arrived", "ended")
-
     @property
     def time_per_output_token(self) -> float | None:
         """Mean seconds from one token of a sequence to the next."""
-        gaps = self.generated_tokens - self.sequences
-        return None if self.decode_time is None or gaps < 1 else self.decode_time * self.sequences / gaps
+        gaps, first, last = self.generated_tokens - self.sequences, self.first_token_at, self.last_token_at
+        return None if gaps < 1 or first is None or last is None else (last - first) * self.sequences / gaps
 
 
 class Histogram:
@@ -253,17 +233,21 @@ class Statistics:
         record.ended, record.reason = now, result.reason
         record.error = None if result.error is None else type(result.error).__name__
         self.ended_requests[result.reason] += 1
-        self.prompt_length.observe(record.prompt_tokens)
-        self.output_length.observe(record.generated_tokens)
-        for histogram, value in (
-            (self.prefill_time, record.prefill_time),
-            (self.decode_time, record.decode_time),
-            (self.time_per_output_token, record.time_per_output_token),
-            (self.inference_time, record.inference_time),
-            (self.request_time, record.total_time),
+        started, first, last = record.started, record.first_token_at, record.last_token_at
+        for histogram, begin, end in (
+            (self.prompt_length, 0, record.prompt_tokens),
+            (self.output_length, 0, record.generated_tokens),
+            (self.prefill_time, started, first),
+            (self.decode_time, first, last),
+            (self.inference_time, started, last),
+            (self.request_time, record.arrived, now),
         ):
-            if value is not None:
-                histogram.observe(value)
+            if begin is not None and end is not None:
+                # As `observe` does it: a request that ends is seven observations.
+                histogram.counts[bisect_left(histogram.bounds, end - begin)] += 1
+                histogram.sum += end - begin
+        if (gap := record.time_per_output_token) is not None:
+            self.time_per_output_token.observe(gap)
         del self.live[record.number]
         self.ended.append(record)
         for observer in self.observers:

@@ -125,14 +125,6 @@ def _named(environ: Mapping[str, str]) -> str | None:
     return environ.get("HF_MODEL_ID") or environ.get("OPTION_MODEL_ID") or None
 
 
-def model_of_environment(environ: Mapping[str, str]) -> str | None:
-    """The model that `plan_startup` serves where none is given; None where the environment names none or several."""
-    addressed = _addressed(environ.get(_LOAD_MODELS, ""))
-    if addressed:
-        return _opened(addressed[0][1], environ) if len(addressed) == 1 else None
-    return _named(environ)
-
-
 def _opened(address: str, environ: Mapping[str, str]) -> str:
     """The model at the address. A folder without content may stand for the model that a variable names."""
     path = Path(unquote(urlsplit(address).path) if address.startswith("file:") else address)

@@ -6,6 +6,7 @@ import logging
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from http import HTTPStatus
@@ -21,8 +22,11 @@ logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
 _TURNS = 4
-"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read; and from one
-WebSocket that is opened to the next."""
+"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read."""
+_TURNS_BETWEEN = 8
+"""Turns of the event loop from one WebSocket that is opened to the next."""
+_BEGUN = 32
+"""Requests that begin in one turn of the event loop."""
 _QUIET_SECONDS = 60.0
 _SPARE = 64
 """Connections beyond the limit, for health checks."""
@@ -146,6 +150,36 @@ def _expire(connection: Connection) -> None:
         connection.drop()
 
 
+class _Line:
+    """Connections that wait to open a WebSocket, each with the call that opens it. Clients have turns."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, dict[Connection, Callable[[], None]]] = {}
+        self._client_of: dict[Connection, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._clients)
+
+    def join(self, connection: Connection, client: str, opens: Callable[[], None]) -> None:
+        self._client_of[connection] = client
+        self._clients.setdefault(client, {})[connection] = opens
+
+    def leave(self, connection: Connection) -> None:
+        if (client := self._client_of.pop(connection, None)) is not None:
+            del self._clients[client][connection]
+            if not self._clients[client]:
+                del self._clients[client]
+
+    def first(self) -> Callable[[], None]:
+        """Take the next connection of the line, and what opens its WebSocket."""
+        client, waiting = next(iter(self._clients.items()))
+        connection, opens = next(iter(waiting.items()))
+        self.leave(connection)
+        if waiting:
+            self._clients[client] = self._clients.pop(client)  # behind the other clients
+        return opens
+
+
 class Connections:
     """All connections of a server and what they share."""
 
@@ -161,7 +195,9 @@ class Connections:
         self._next_check = inf
         self._stood_still = 0.0
         self._turns_left = 0
-        self._in_line: dict[Connection, Callable[[], None]] = {}
+        self._line = _Line()
+        self._begins_left = _BEGUN
+        self._beginning: deque[Callable[[], object]] = deque()
 
     def now(self) -> float:
         """The time for deadlines: the event loop's clock, without the time in which the server did not run.
@@ -225,18 +261,19 @@ class Connections:
         self.busy.discard(connection)
         self.idle.pop(connection, None)
         self._spare.pop(connection, None)
-        self._in_line.pop(connection, None)
+        self._line.leave(connection)
 
-    def take_turn(self, connection: Connection, later: Callable[[], None]) -> bool:
+    def take_turn(self, connection: Connection, client: str, later: Callable[[], None]) -> bool:
         """Whether a WebSocket may be opened now; else `later` is called when it may, unless the connection leaves.
 
         Opening one takes as long as accepting several connections, and the event loop accepts one in a turn. So a
-        connection that comes after those of a crowd is accepted before most of the crowd's WebSockets are open.
+        connection that comes after those of a crowd is accepted before most of the crowd's WebSockets are open. Clients
+        take turns: a WebSocket of another client does not wait for those of a crowd.
         """
         if self._turns_left:
-            self._in_line[connection] = later
+            self._line.join(connection, client, later)
             return False
-        self._count_turns(_TURNS)
+        self._count_turns(_TURNS_BETWEEN)
         return True
 
     def _count_turns(self, left: int) -> None:
@@ -247,11 +284,33 @@ class Connections:
     def _count_turn(self) -> None:
         if self._turns_left > 1:
             self._count_turns(self._turns_left - 1)
-        elif self._in_line:
-            self._count_turns(_TURNS)  # first: a WebSocket that cannot be opened stops no other
-            self._in_line.pop(next(iter(self._in_line)))()
+        elif self._line:
+            self._count_turns(_TURNS_BETWEEN)  # first: a WebSocket that cannot be opened stops no other
+            self._line.first()()
         else:
             self._turns_left = 0
+
+    def begin(self, request: Callable[[], object]) -> None:
+        """Begin a request now, or in a later turn of the event loop if many have begun in this one.
+
+        Between two turns the event loop reads what engines have generated. So the first of 256 requests that come
+        together has its first token before the last one is tokenised and admitted.
+        """
+        if self._begins_left == _BEGUN:
+            asyncio.get_running_loop().call_soon(self._begin_more)
+        if self._begins_left and not self._beginning:
+            self._begins_left -= 1
+            request()
+        else:
+            self._beginning.append(request)
+
+    def _begin_more(self) -> None:
+        self._begins_left = _BEGUN
+        if self._beginning:
+            asyncio.get_running_loop().call_soon(self._begin_more)  # first: a request that fails stops no other
+        while self._beginning and self._begins_left:
+            self._begins_left -= 1
+            self._beginning.popleft()()
 
     def admit(self, connection: Connection, path: bytes) -> None:
         """Raises HttpRefusal if the connection is one too many and the path is no health check."""

@@ -9,20 +9,21 @@ import asyncio
 import logging
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
 from types import coroutine
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qs
 
+import msgspec
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import SMALL, Call, Dialect, RawRequest, Reply
 from djl_trtllm.api.front_end import (
     TARGET_MODEL,
-    by_name,
     endpoint_error,
     front_end_error,
     request_id,
@@ -32,7 +33,7 @@ from djl_trtllm.api.front_end import (
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.errors import AuthenticationError, RequestError, RequestTooLargeError
 from djl_trtllm.logs import of_request
-from djl_trtllm.request import OutputChunk
+from djl_trtllm.request import OutputChunk, joined
 from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.context import ServerContext, find_model
 from djl_trtllm.service.clients import Caller, Session, Sessions, label
@@ -128,7 +129,9 @@ class Exchange:
     served: ServedRequest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.headers = by_name([(n.decode("latin-1"), value.decode("latin-1")) for n, value in self.scope["headers"]])
+        # The first of repeated headers is used.
+        headers = reversed(self.scope["headers"])
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         self.properties = with_attributes(self.headers)
         self.request_id = request_id(self.properties, self.context.options.request_id_header_key)
         method = self.scope["method"]
@@ -227,8 +230,9 @@ class Exchange:
 
     def release(self) -> None:
         """Give back the memory of the body."""
-        self.context.bodies.release(self._held)
-        self._held = 0
+        if self._held:
+            self.context.bodies.release(self._held)
+            self._held = 0
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
         """Send status and headers; without `length` the body is chunked."""
@@ -236,7 +240,8 @@ class Exchange:
             (b"content-type", content_type.encode("latin-1")),
             (self.context.id_header, self.request_id.encode("latin-1")),
         ]
-        fields += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in more]
+        for name, value in more:
+            fields.append((name.lower().encode("latin-1"), value.encode("latin-1")))
         if length is not None:
             fields.append((b"content-length", b"%d" % length))
         self.sent_head = True
@@ -457,7 +462,7 @@ class ResponseWriter:
         if self._complete:
             self._close()
         elif kept:
-            self._send_encoded(kept)
+            self._send_encoded(joined(kept) if self._encoder.repeats else kept)
 
     def _lose(self, error: OSError) -> None:
         logger.info("the client is gone: %s", error, extra=self._belonging)
@@ -508,14 +513,14 @@ class Generation:
             await exchange.fail(shutting_down(model.name), (("Connection", "close"),))
             return
         request = request or await read_request(exchange, path)
-        use = SessionUse(request)
+        use, loaded = SessionUse(request), model.model
         if dialect.sagemaker:
-            use = await self.sessions.use(request, caller.client, custom=model.model.custom is not None)
+            use = await self.sessions.use(request, caller.client, custom=loaded.custom is not None)
             if use.reply is not None:
                 await exchange.reply(use.reply)
                 return
         try:
-            call = await parse_call(dialect, use.request, model.model)
+            call = await parse_call(dialect, use.request, loaded)
         except Exception:
             await self.sessions.undo(use)
             raise
@@ -524,7 +529,7 @@ class Generation:
             use.session.worker = service
         headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
         origin = caller.origin(exchange.request_id, dialect.name)
-        call = service.with_warnings(call._replace(headers=(*call.headers, *headers), origin=origin))
+        call = service.with_warnings(replace(call, headers=(*call.headers, *headers), origin=origin))
         # The parsed request is kept, not its bytes.
         del request, use
         exchange.release()
@@ -561,7 +566,7 @@ _PATH = "session_path"
 """Property with the folder of the session, for the model's own formatters."""
 
 
-class SessionUse(NamedTuple):
+class SessionUse(msgspec.Struct, frozen=True):
     """A request in its session. `headers` are for the response. `reply` is the response, if nothing is generated."""
 
     request: RawRequest

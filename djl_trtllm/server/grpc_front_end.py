@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import grpc
+from msgspec.structs import replace
 
 from djl_trtllm.api.base import DEFECT, Dialect, ModelStatus, RpcService, error_headers
 from djl_trtllm.api.front_end import REQUEST_ID, request_id
@@ -18,7 +19,7 @@ from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, RequestError, clipped
 from djl_trtllm.logs import RequestContext
-from djl_trtllm.request import OutputChunk
+from djl_trtllm.request import OutputChunk, joined
 from djl_trtllm.server.access import Role
 from djl_trtllm.server.context import ServerContext, find_model, status_of
 from djl_trtllm.service.clients import Caller, label
@@ -335,7 +336,7 @@ class RpcRequests:
         size = 0 if model.model.custom is not None else size
         call = await run_by_size(size, lambda: self.service.parse(request, model.model, stream=stream))
         service, caller = model.pick(), self.caller
-        call = service.with_warnings(call._replace(origin=caller.origin(served.id, self.dialect.name)))
+        call = service.with_warnings(replace(call, origin=caller.origin(served.id, self.dialect.name)))
         named = (request.model_name, request.id)
         running = Running(call.encoder, call.sequences, call.headers, service, served, caller, named)
         self.shared.telemetry.began(served, call.requests)
@@ -527,19 +528,3 @@ class GrpcStream:
 
 class SlowClient(Exception):
     """The client of a stream has not read for `stream_write_timeout` seconds."""
-
-
-def joined(chunks: list[OutputChunk]) -> list[OutputChunk]:
-    """Return the chunks, those of one sequence joined to one chunk."""
-    if len(chunks) == 1:
-        return chunks
-    found: dict[tuple[int, int], OutputChunk] = {}
-    for chunk in chunks:
-        key = (chunk.generation, chunk.index)
-        earlier = found.get(key)
-        if earlier is None:
-            found[key] = chunk
-        else:
-            tokens = [*earlier.tokens, *chunk.tokens]
-            found[key] = OutputChunk(chunk.index, tokens, chunk.finished, chunk.generation)
-    return list(found.values())

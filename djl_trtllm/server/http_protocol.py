@@ -13,18 +13,19 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import inf
+from operator import itemgetter
 from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
+import msgspec
 from starlette.types import Message, Scope
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from djl_trtllm.api.front_end import request_id
+from djl_trtllm.api.front_end import by_name, request_id
 from djl_trtllm.server.connections import (
     SLOWEST_BODY,
     Addresses,
@@ -36,7 +37,7 @@ from djl_trtllm.server.connections import (
     whole_response,
 )
 from djl_trtllm.server.exchange import CONNECTION, REFUSED, REST
-from djl_trtllm.server.websocket import WebSocketProtocol
+from djl_trtllm.server.websocket import WebSocketProtocol, offers_websocket
 from djl_trtllm.telemetry import ServedRequest
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ _SHORTEST_REQUEST = 16
 _MOST_WAITING = 65536
 """Bytes that may wait before reading stops: of a body that the application has not taken, or of the next requests."""
 _LONGEST_KEPT = 128
-"""The longest address, and the longest value of a header, in bytes, of which something is kept for other requests."""
+"""The longest address, in bytes, of which something is kept for other requests."""
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1 << 20
 """A refused client gets time to read why, but its request is not read to the end."""
@@ -83,7 +84,7 @@ class HttpProtocol(asyncio.Protocol):
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_read = self._read = True
-        self._beside = self._piece_size = self._body = self._left = self._fields = 0
+        self._beside = self._piece_size = self._body = self._left = self._trailers = 0
         self._last, self._ahead = b"", bytearray()
         self._reading_paused = self._opening = False
         self._linger: int | None = None
@@ -105,18 +106,21 @@ class HttpProtocol(asyncio.Protocol):
         scheme = "https" if self.transport.get_extra_info("sslcontext") else "http"
         self._addresses = {"server": addresses.server, "client": addresses.client, "scheme": scheme}
         self._connections.enter(self)
-        self._idle_until(self._limits.keep_alive_timeout)
+        self.deadline = self._connections.now() + self._limits.keep_alive_timeout
         if addresses.client_left:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.leave(self)
         self._server_state.connections.discard(self)
-        self._forget(len(self._ahead))
+        if self._ahead:
+            self._forget(len(self._ahead))
         for cycle in self._cycles:
             cycle.disconnect()
-        self.resume_writing()
-        self._call_lost()
+        if self.unwritable is not None:
+            self.resume_writing()
+        if self._lost is not None:
+            self._call_lost()
         # They refer to this connection: the garbage collector, which stops the event loop, would have to free them.
         self._parser, self._cycles = None, ()
 
@@ -135,14 +139,13 @@ class HttpProtocol(asyncio.Protocol):
         came = bytes(self._ahead)
         self._forget(len(came))
         try:
-            protocol = self._open_websocket()
-            if came:
-                protocol.data_received(came)
+            self._open_websocket(came)
         except Exception:
             self.transport.abort()  # as the event loop does where reading fails
             raise
 
-    def _open_websocket(self) -> WebSocketProtocol:
+    def _open_websocket(self, came: bytes) -> None:
+        """Open a WebSocket; `came` is the data that came behind its handshake."""
         self._connections.leave(self)
         self._server_state.connections.discard(self)
         protocol = WebSocketProtocol(
@@ -152,11 +155,12 @@ class HttpProtocol(asyncio.Protocol):
         protocol.connection_made(self.transport)
         self.transport.set_protocol(protocol)
         protocol.data_received(_head(self._parser, self._url, self._headers))
+        if came:
+            protocol.data_received(came)
         if protocol.refusal is not None:
             self._connections.note(protocol.refusal)
             self._report(protocol.refusal)
         self._parser = None  # it refers to this connection
-        return protocol
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -178,16 +182,17 @@ class HttpProtocol(asyncio.Protocol):
     def _parse(self, data: bytes | bytearray) -> int:
         """Read up to the end of a request. Returns the number of bytes read."""
         start = 0
-        while start < len(data) and not self._answering():
+        while start < len(data) and not (self._read and self._cycles):
             end = start + self._piece(data, start)
             try:
                 self._feed(bytes(data[start:end]))
-            except httptools.HttpParserUpgrade:
-                self._opening = not self._connections.take_turn(self, self._open_later)
+            except httptools.HttpParserUpgrade as upgrade:
+                start += int(upgrade.args[0])
+                self._opening = not self._connections.take_turn(self, self._client(), self._open_later)
                 if self._opening:
                     self.deadline = inf  # its client has sent all that is waited for
-                else:
-                    self._open_websocket()
+                    return start
+                self._open_websocket(bytes(data[start:]))
                 return len(data)
             except (httptools.HttpParserError, HttpRefusal) as error:
                 self._refuse(HttpRefusal.of(error))
@@ -233,19 +238,11 @@ class HttpProtocol(asyncio.Protocol):
         self._check_size()
 
     def _opens_websocket(self) -> bool:
-        """Whether the request opens a WebSocket. Other offers are ignored, such as that of HTTP/2 by Java's client."""
-        given = dict(self._headers)
-        options = given.get(b"connection", b"").lower().split(b",")
-        return (
-            self._parser.get_method() == b"GET"
-            and not self._cycles
-            and given.get(b"upgrade", b"").lower() == b"websocket"
-            and b"upgrade" in [option.strip() for option in options]
-            and b"transfer-encoding" not in given
-            and all(value == b"0" for name, value in self._headers if name == b"content-length")
-        )
+        return self._parser.get_method() == b"GET" and not self._cycles and offers_websocket(self._headers)
 
     def _check_size(self) -> None:
+        if len(self._headers) + self._trailers > self._limits.max_header_count:
+            raise HttpRefusal(431, f"there are more than max_header_count={self._limits.max_header_count} headers")
         # What a chunked body has besides its content may be as large as that.
         if self._beside > self._limits.max_header_size + self._body:
             what = "trailers and chunk headers are" if self._head_read else "the head of the request is"
@@ -276,11 +273,16 @@ class HttpProtocol(asyncio.Protocol):
     def control_reading(self) -> None:
         """Stop reading while many bytes wait, and go on afterwards."""
         cycles = self._cycles
-        waits = max(len(self._ahead), len(cycles[-1].body) if cycles else 0) > _MOST_WAITING or len(cycles) > 1
-        waits = waits and self._linger is None
+        much = len(self._ahead) > _MOST_WAITING or (bool(cycles) and len(cycles[-1].body) > _MOST_WAITING)
+        waits = (much or len(cycles) > 1) and self._linger is None
         if waits != self._reading_paused and not self.transport.is_closing():
             self._reading_paused = waits
             (self.transport.pause_reading if waits else self.transport.resume_reading)()
+
+    def go_on_reading(self) -> None:
+        """Read again, where fewer bytes wait than did when reading stopped."""
+        if self._reading_paused:
+            self.control_reading()
 
     # -- called by the parser ------------------------------------------------------------------------------------------
 
@@ -289,7 +291,7 @@ class HttpProtocol(asyncio.Protocol):
         self.deadline = self._connections.now() + self._limits.header_read_timeout
         self._head_read = self._read = False
         self._beside = self._piece_size
-        self._body = self._left = self._fields = 0
+        self._body = self._left = self._trailers = 0
         self._url, self._headers = b"", []
 
     def on_url(self, url: bytes) -> None:
@@ -298,41 +300,44 @@ class HttpProtocol(asyncio.Protocol):
             raise HttpRefusal(414, f"the address is longer than max_url_size={self._limits.max_url_size} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields += 1
-        if self._fields > self._limits.max_header_count:
-            raise HttpRefusal(431, f"there are more than max_header_count={self._limits.max_header_count} headers")
-        if not self._head_read:  # nothing uses trailers
+        if self._head_read:  # nothing uses trailers
+            self._trailers += 1
+            self._check_size()
+        else:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._check_size()
         if self._parser.get_method() == b"CONNECT":
             raise HttpRefusal(501, "this server is no proxy")
-        hosts = [name for name, _ in self._headers].count(b"host")
-        if hosts > 1 or (not hosts and self._parser.get_http_version() != "1.0"):
+        hosts, version = list(map(itemgetter(0), self._headers)).count(b"host"), self._parser.get_http_version()
+        if hosts > 1 or (not hosts and version != "1.0"):
             raise HttpRefusal(400, f"expected one header Host, which names this server, and not {hosts}")
         if self._parser.should_upgrade() and not self._opens_websocket():
             return  # it is read again
         self._connections.admit(self, self._url.partition(b"?")[0])
         if self._parser.should_upgrade():
             return
-        cycle = RequestResponseCycle(self, self._scope(), self._parser.should_keep_alive())
+        given = dict(self._headers)
+        keep_alive = version != "1.0" and self._parser.should_keep_alive()
+        announced = given.get(b"expect", b"").lower() == b"100-continue"
+        cycle = RequestResponseCycle(self, self._scope(version), keep_alive, announced)
         self._head_read = True
-        self._left = next((int(value) for name, value in self._headers if name == b"content-length"), 0)
+        self._left = int(given.get(b"content-length", 0))
         self.deadline = self._connections.now() + self._limits.body_read_timeout
         self._cycles += (cycle,)
         if len(self._cycles) == 1:
-            self._start(cycle)
+            self._connections.begin(partial(self._start, cycle))
         else:
             self.control_reading()
 
-    def _scope(self) -> Scope:
+    def _scope(self, version: str) -> Scope:
         url = self._url
         path, query = (_address if len(url) <= _LONGEST_KEPT else _address.__wrapped__)(url)
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": self._parser.get_http_version(),
+            "http_version": version,
             "method": self._parser.get_method().decode("ascii"),
             "root_path": "",
             "path": path,
@@ -403,7 +408,7 @@ class HttpProtocol(asyncio.Protocol):
         self._lost = None
         self._server_state.total_requests += 1
         # Where a body that was announced may come or not, it is not known where the next request begins.
-        if not ended.keep_alive or (ended.announced and not (self._cycles or self._read or self._body)):
+        if not ended.keep_alive or (ended.announced and ended.more_body and not self._body):
             if not (self._cycles or self._read or self.transport.is_closing()):
                 # With unread bytes, a close would be a reset, which may overtake the response.
                 self._say_last(b"")
@@ -412,9 +417,9 @@ class HttpProtocol(asyncio.Protocol):
         if self.transport.is_closing():
             self.deadline = self._connections.now() + self._limits.stream_write_timeout
             return
-        self.control_reading()
+        self.go_on_reading()
         if self._cycles:
-            self._start(self._cycles[0])
+            self._connections.begin(partial(self._start, self._cycles[0]))
         elif self._last_reply:
             self._forget(len(self._ahead))
             self._say_last(self._last_reply)
@@ -456,8 +461,8 @@ class HttpProtocol(asyncio.Protocol):
     def _wait_for_answer(self) -> None:
         """Set the deadline while a request is answered: the client has to read, the application may take its time."""
         if self._answering():
-            seconds = inf if self.unwritable is None else self._limits.stream_write_timeout + _WRITER_FIRST_SECONDS
-            self.deadline = self._connections.now() + seconds
+            seconds = self._limits.stream_write_timeout + _WRITER_FIRST_SECONDS
+            self.deadline = inf if self.unwritable is None else self._connections.now() + seconds
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -531,9 +536,18 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self.transport.close()
 
+    def _client(self) -> str:
+        """The client whose request this is, before its API key is known."""
+        address = self._addresses["client"]
+        return self._connections.context.clients.client(None, self._given(), address and address[0])
+
+    def _given(self) -> dict[str, str]:
+        """The headers of the request by name."""
+        return by_name((name.decode("latin-1"), value.decode("latin-1")) for name, value in self._headers)
+
     def _report(self, refusal: HttpRefusal) -> None:
         """Report a request that no application gets to see. A part of its head may be missing: it is "-"."""
-        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
+        given = self._given()
         path = self._url.partition(b"?")[0].decode("latin-1")
         method = self._parser.get_method().decode("latin-1") if path else "-"
         served = ServedRequest(request_id(given, self._limits.request_id_header_key), method, path or "-")
@@ -557,14 +571,16 @@ def _address(url: bytes) -> tuple[str, bytes]:
 
 @lru_cache(maxsize=1024)
 def _line(name: bytes, value: bytes) -> bytes:
-    """The line of a header, which most responses have too. Raises RuntimeError for one that cannot be sent."""
+    """The line of a header, which most responses have too. Raises RuntimeError for one that cannot be sent.
+
+    What clients put into headers of responses is a kilobyte at most (`api.front_end`), so that lines may be kept.
+    """
     if _NOT_IN_NAMES.search(name) or _NOT_IN_VALUES.search(value):
         raise RuntimeError(f"the header {name!r} of the response cannot be sent")
     return b"%b: %b\r\n" % (name, value)
 
 
-@dataclass(slots=True, eq=False)
-class RequestResponseCycle:
+class RequestResponseCycle(msgspec.Struct, eq=False):
     """One request of a connection and its response, as ASGI's `receive` and `send` have them."""
 
     protocol: HttpProtocol
@@ -572,7 +588,7 @@ class RequestResponseCycle:
     keep_alive: bool
     announced: bool = False
     """Whether the client sends the body if it is asked to."""
-    body: bytearray = field(default_factory=bytearray)
+    body: bytearray = msgspec.field(default_factory=bytearray)
     more_body: bool = True
     disconnected: bool = False
     response_started: bool = False
@@ -585,11 +601,6 @@ class RequestResponseCycle:
     _chunked: bool = False
     _to_come: int = 0
     """Bytes of the response's body, where its length is known."""
-
-    def __post_init__(self) -> None:
-        self.keep_alive = self.keep_alive and self.scope["http_version"] != "1.0"
-        headers = self.scope["headers"]
-        self.announced = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
     def takes_parts(self) -> bool:
         """Whether parts of the body may be written at once: its length is not known, and the client is there."""
@@ -620,7 +631,7 @@ class RequestResponseCycle:
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
-        self.protocol.control_reading()
+        self.protocol.go_on_reading()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
@@ -637,20 +648,18 @@ class RequestResponseCycle:
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.response_started = True
+        fields = [*self.protocol.default_headers, *headers]
         lines = [status_line(status)]
-        length: int | None = None
-        for name, value in (*self.protocol.default_headers, *headers):
-            line = (_line if len(value) <= _LONGEST_KEPT else _line.__wrapped__)(name, value)
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"connection" and value.lower() == b"close":
-                self.keep_alive = False
-                continue
-            lines.append(line)
-        if not self.keep_alive:
+        for name, value in fields:
+            lines.append((_line if len(value) <= _LONGEST_KEPT else _line.__wrapped__)(name, value))
+        given = dict(fields)
+        if given.get(b"connection", b"").lower() == b"close":
+            self.keep_alive = False
+        elif not self.keep_alive:
             lines.append(b"connection: close\r\n")
         if self.scope["method"] != "HEAD":
-            self._to_come = length or 0
+            length = given.get(b"content-length")
+            self._to_come = int(length or 0)
             self._chunked = length is None
             if self._chunked:
                 lines.append(b"transfer-encoding: chunked\r\n")

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -48,6 +48,18 @@ _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: 
 """The response to a head that is too large, to which websockets before 17.0 gives none."""
 _IDLE, _INVALID_DATA, _TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1001, 1007, 1008, 1011, 1013
 """The codes with which a socket is closed."""
+
+
+def offers_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a head without a body offers a WebSocket. Other offers are ignored, such as HTTP/2 by Java's client."""
+    given = dict(headers)
+    options = given.get(b"connection", b"").lower().split(b",")
+    return (
+        given.get(b"upgrade", b"").lower() == b"websocket"
+        and b"upgrade" in [option.strip() for option in options]
+        and b"transfer-encoding" not in given
+        and all(value == b"0" for name, value in headers if name == b"content-length")
+    )
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):

@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from djl_trtllm.api.front_end import with_attributes
 from djl_trtllm.config import Options
@@ -42,7 +43,7 @@ def label(client: str) -> str:
     return name if kind == "key" or not client else f"{kind}:{_digest(name)[:_DIGITS]}"
 
 
-class Caller(NamedTuple):
+class Caller(msgspec.Struct, frozen=True):
     """The client of a request. `share` names whose share of the batch the request has, `priority` is in it.
 
     `salt` is the group whose prompts it may reuse.
@@ -82,15 +83,19 @@ class Clients:
         self._most = options.max_requests_per_client
         self._several_keys = options.api_keys_file is not None
         self._requests: Counter[str] = Counter()
+        self._known = lru_cache(_MOST_LABELS)(self._caller)
 
     def caller(self, key: str | None, headers: Mapping[str, str], address: str | None) -> Caller:
         """The caller with an API key of this name, these headers (lower case) and this address, each if there is one.
 
         Raises InvalidRequestError for a priority that there is not.
         """
-        client = self.client(key, headers, address)
-        salt = client if key is not None and self._several_keys else ""
-        return Caller(self, client, client if self._fair else "", self._priority(headers), label(client), salt)
+        given = self._counting(headers).get(self._priority_header, "").strip() if self._priority_header else ""
+        return self._known(key is not None, self.client(key, headers, address), given[:_LONGEST_NAME])
+
+    def _caller(self, keyed: bool, client: str, given: str) -> Caller:
+        salt = client if keyed and self._several_keys else ""
+        return Caller(self, client, client if self._fair else "", self._priority(given), label(client), salt)
 
     def enter(self, client: str) -> None:
         if not self._most:
@@ -117,8 +122,7 @@ class Clients:
         """The client with an API key of this name, these headers (lower case) and this address."""
         if key is not None:
             return f"key {key}"
-        headers = self._counting(headers)
-        if self._client_header and (named := headers.get(self._client_header, "").strip()):
+        if self._client_header and (named := self._counting(headers).get(self._client_header, "").strip()):
             if len(named) > _LONGEST_NAME:
                 named = _digest(named)
             return f"header {named}"
@@ -128,10 +132,8 @@ class Clients:
         """The headers with custom attributes, if these count as headers."""
         return with_attributes(headers) if self._attributes else headers
 
-    def _priority(self, headers: Mapping[str, str]) -> int:
-        headers = self._counting(headers)
-        given = headers.get(self._priority_header, "").strip()
-        if not self._priority_header or not given:
+    def _priority(self, given: str) -> int:
+        if not given:
             return 0
         if given.lower() not in _PRIORITIES:
             raise InvalidRequestError(

@@ -12,7 +12,7 @@ The way of a request, from the body to the engine process:
     Dialect.parse                  the body becomes a `Call` of one or more `GenerationRequest`s
     Clients.caller                 whose request it is: its share and its priority
     ModelService.generate          all requests of a call, or none:
-        _supported                     what the engine does not honour is refused by name
+        supported                      what the engine does not honour is refused by name
         Adapters.find                  the LoRA adapter
         RollingBatch.admit             its place in the queue, else 503 before any other work
         PromptReader.read              the ids of the prompt, rendered and tokenised beside the event loop
@@ -28,9 +28,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import SMALL, Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
@@ -71,7 +72,7 @@ async def run_by_size(size: int, work: Callable[[], T]) -> T:
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
     """`dialect.parse`, of a large request in a worker thread. A model's own code may want the thread that loaded it."""
     size = 0 if model.custom is not None else dialect.size(request, model)
-    return await run_by_size(size, lambda: dialect.parse(request, model))
+    return dialect.parse(request, model) if size <= SMALL else await WORKERS.run(lambda: dialect.parse(request, model))
 
 
 class State(enum.Enum):
@@ -239,14 +240,15 @@ class ModelService:
 
         Raises NotReadyError, OverloadedError (before any other work) and InvalidRequestError.
         """
-        batch = self.batch
-        if batch is None or self.state not in (State.READY, State.RECOVERING):
+        batch, engine = self.batch, self._engine
+        if batch is None or engine is None or self.state not in (State.READY, State.RECOVERING):
             raise self._not_ready()
-        requests = [self._supported(request) for request in call.requests]
-        if requests[0].pooling is not None and self._engine is not None:
-            require_vectors_fit(requests, self._engine.limits)
+        limits, features = engine.limits, engine.features
+        requests = [supported(request, limits, features) for request in call.requests]
+        if requests[0].pooling is not None:
+            require_vectors_fit(requests, limits)
         adapters = [None if request.adapter is None else self.adapters.find(request.adapter) for request in requests]
-        sequences = sum(request.sampling.sequences for request in requests)
+        sequences = sum(map(attrgetter("sampling.sequences"), requests))
         batch.admit(sequences, call.origin.client)
         try:
             requests, prompts = await self._read_prompts(requests, batch, call.encoder)
@@ -311,7 +313,7 @@ class ModelService:
         if engine is None or engine.batch is None or engine.limits.seeded:
             return call
         seeded = any(each.sampling.do_sample and each.sampling.seed is not None for each in call.requests)
-        return call._replace(headers=(*call.headers, _SEED_IGNORED)) if seeded else call
+        return replace(call, headers=(*call.headers, _SEED_IGNORED)) if seeded else call
 
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected.
@@ -319,17 +321,12 @@ class ModelService:
         Of thousands of requests some end in each turn of the event loop, the oldest last: those may be running, and
         none of the others is to start in their places.
         """
-        if self.batch is None or not (left := [state for state in states if not state.done]):
+        left = [state for state in states if not state.done]
+        if not left or self.batch is None:
             return
         self.batch.cancel(*left[-_TEXTS_AT_ONCE:])
         if others := left[:-_TEXTS_AT_ONCE]:
             asyncio.get_running_loop().call_soon(self.cancel, others)
-
-    def _supported(self, request: GenerationRequest) -> GenerationRequest:
-        """The request as the engine can run it. Raises UnsupportedParameterError."""
-        engine = self._engine
-        assert engine is not None  # there is a batch
-        return supported(request, engine.limits, engine.features)
 
     @property
     def prompts(self) -> PromptReader:
@@ -352,10 +349,11 @@ class ModelService:
         for request in requests:
             prompt = await reader.prompt_of(request, takes_images=takes_images)
             found.append(ReadPrompt(batch.fit(request, prompt.ids), prompt.text, prompt.images))
-            await reader.work_of(sum(map(len, request.stop)), partial(batch.learn_stops, request))
-        for ids, text, _ in found:
-            if text is None:
-                text = await reader.text(ids)
+            if request.stop:
+                await reader.work_of(sum(map(len, request.stop)), partial(batch.learn_stops, request))
+        for prompt in found:
+            ids = prompt.ids
+            text = await reader.text(ids) if prompt.text is None else prompt.text
             tokens = await reader.tokens(ids) if encoder.wants_prompt_tokens else ()
             encoder.begin(Prompt(text, len(ids), tokens))
         return requests, found
@@ -411,7 +409,7 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         return consumer
 
     def consume(chunk: OutputChunk) -> None:
-        consumer(msgspec.structs.replace(chunk, generation=generation))
+        consumer(replace(chunk, generation=generation))
 
     return consume
 
@@ -570,7 +568,7 @@ def _start(model: Model, number: int, name: str) -> Start:
         )
     options = model.start.options
     environment = {**options.get("environment", {}), "CUDA_VISIBLE_DEVICES": ",".join(own)}
-    return msgspec.structs.replace(model.start, options={**options, "environment": environment})
+    return replace(model.start, options={**options, "environment": environment})
 
 
 @dataclass

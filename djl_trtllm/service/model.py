@@ -5,8 +5,8 @@ import logging
 import math
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -26,7 +26,7 @@ from djl_trtllm.config.rules import check_model
 from djl_trtllm.config.sources import masked
 from djl_trtllm.config.speculation import speculation_of
 from djl_trtllm.engines.build import prepare_engine
-from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest
+from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache, Manifest
 from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
@@ -40,7 +40,6 @@ from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destinatio
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
 from djl_trtllm.model.vision import Vision
-from djl_trtllm.model.work_directory import marked
 from djl_trtllm.service.work import BoundedCalls, Calls
 
 logger = logging.getLogger(__name__)
@@ -295,14 +294,12 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
     prepared = partial(prepare_engine, before_compiling=fitting, check=_checked_by(calls))
     engine = prepared(config, layout, log_line, plan=engine_plan)
-    planned, engine_plan = engine_plan, calls(engine_plan.at, engine.path)
+    planned, engine_plan = engine_plan, calls(engine_plan.at, engine)
     if layout.draft is not None and (of_draft := engine_plan.draft) is not None:
         found = prepared(config, layout.draft, log_line, plan=of_draft)
-        engine_plan = replace(engine_plan, draft=calls(of_draft.at, found.path))
+        engine_plan = replace(engine_plan, draft=calls(of_draft.at, found))
     if _lengths(engine_plan) != _lengths(planned):
-        logger.info(
-            "limits of the engine %s: %s; planned were %s", engine.path, _lengths(engine_plan), _lengths(planned)
-        )
+        logger.info("limits of the engine %s: %s; planned were %s", engine, _lengths(engine_plan), _lengths(planned))
     for line in engine_plan.details():
         logger.info("%s", line)
     start = Start(
@@ -330,7 +327,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
 
     of_engine = None
     if layout.tokenizer_dir is None:
-        of_engine = cache(calls.later(load_tokenizer, engine.tokenizer_dir, trust_remote_code=trusting))
+        of_engine = cache(calls.later(load_tokenizer, engine, trust_remote_code=trusting))
 
     @cache
     def texts() -> Texts:
@@ -486,16 +483,13 @@ def compile_model(
     else:
         source = open_source(Path(model), environ, arguments)
         config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
-    # If it is for elsewhere, it is kept where the upload fails: the next run uploads it without compiling.
-    local = config.engine_cache_dir / "outgoing" / remote_name(out) if remote else Path(out)
     draft = draft_files(source)
-    engine = compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
-    if not remote:
-        return str(engine.path)
-    with marked(local):
-        upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
-    shutil.rmtree(local, ignore_errors=True)
-    return out
+    outgoing = EngineCache(config.engine_cache_dir).outgoing
+    with outgoing(remote_name(out), progress) if remote else nullcontext(Path(out)) as local:
+        compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
+        if remote:
+            upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
+    return out if remote else str(local)
 
 
 def compile_with_neo(environ: Mapping[str, str], progress: Callable[[str], None]) -> None:

@@ -10,8 +10,9 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from djl_trtllm.batching.statistics import Statistics
@@ -37,7 +38,7 @@ _MARGIN = 65_536
 """Characters that are kept before a truncated prompt: where its first token begins depends on them."""
 
 
-class ReadPrompt(NamedTuple):
+class ReadPrompt(msgspec.Struct, frozen=True):
     """The ids of a prompt as the engine gets them, its text (None where it came as ids), and its images."""
 
     ids: Sequence[int]

@@ -19,13 +19,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from logging.handlers import RotatingFileHandler
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 import orjson
 
 from djl_trtllm.batching.sequence import RequestState
@@ -72,22 +73,25 @@ class Generated(NamedTuple):
     @classmethod
     def of(cls, records: Sequence[RequestRecord]) -> Generated:
         """The engine's work for the prompts of a request."""
+        started = [each.started for each in records if each.started is not None]
+        first = [each.first_token_at for each in records if each.first_token_at is not None]
+        last = [each.last_token_at for each in records if each.last_token_at is not None]
         accepted = [each.accepted_tokens for each in records if each.accepted_tokens is not None]
-        reasons = (FINISH_WORDS[each.reason] for each in records if each.reason is not None)
+        reasons = [FINISH_WORDS[each.reason] for each in records if each.reason is not None]
         return cls(
-            sum(each.prompt_tokens for each in records),
-            sum(each.generated_tokens for each in records),
-            min(each.arrived for each in records),
-            min((each.started for each in records if each.started is not None), default=None),
-            min((each.first_token_at for each in records if each.first_token_at is not None), default=None),
-            max((each.last_token_at for each in records if each.last_token_at is not None), default=None),
+            sum(map(attrgetter("prompt_tokens"), records)),
+            sum(map(attrgetter("generated_tokens"), records)),
+            min(map(attrgetter("arrived"), records)),
+            min(started, default=None),
+            min(first, default=None),
+            max(last, default=None),
             tuple(dict.fromkeys(reasons)),
-            sum(each.resumes for each in records),
-            any(each.reseeded for each in records),
+            sum(map(attrgetter("resumes"), records)),
+            any(map(attrgetter("reseeded"), records)),
             sum(accepted) if accepted else None,
-            total(each.drafted_tokens for each in records),
-            sum(each.images for each in records),
-            sum(each.image_tokens for each in records),
+            total(map(attrgetter("drafted_tokens"), records)),
+            sum(map(attrgetter("images"), records)),
+            sum(map(attrgetter("image_tokens"), records)),
         )
 
 
@@ -109,8 +113,7 @@ class Asked(NamedTuple):
         return cls(operation, most, temperature, sampling.top_p, sampling.n)
 
 
-@dataclass(slots=True, eq=False)
-class ServedRequest:
+class ServedRequest(msgspec.Struct, eq=False):
     """The facts about a request at its end; the front end fills it in while the request runs.
 
     `method` and `path` are HTTP's, or what stands for them. `status` is HTTP's, or gRPC's by name. `error` is the class
@@ -123,7 +126,7 @@ class ServedRequest:
     id: str
     method: str
     path: str
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    headers: Mapping[str, str] = MappingProxyType({})
     dialect: str = ""
     model: str = ""
     client: str = ""
@@ -134,7 +137,7 @@ class ServedRequest:
     asked: Asked | None = None
     recorded: Sequence[GenerationRequest] = ()
     generations: Sequence[RequestState] = ()
-    began: float = field(default_factory=time.monotonic)
+    began: float = msgspec.field(default_factory=time.monotonic)
 
     @property
     def failed(self) -> bool:
@@ -142,7 +145,12 @@ class ServedRequest:
 
     def any_error(self) -> str:
         """Return the class of what went wrong in the front end, or while it generated; empty if nothing did."""
-        return self.error or next((state.record.error for state in self.generations if state.record.error), "")
+        if self.error:
+            return self.error
+        for state in self.generations:
+            if state.record.error:
+                return state.record.error
+        return ""
 
     def generated(self) -> Generated | None:
         """Return what the engine did; None if the request never was in the waiting queue."""
@@ -192,11 +200,16 @@ class RequestLog:
             return
         if not request.generations and level > logging.DEBUG and not self._has_room(request):
             return
+        method, path = _short(request.method), _short(request.path)
         fields = {**_fields(request, error, self._clock()), **fields}
-        shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
+        shown = [f"{name}={_quoted(value) if type(value) is str else value}" for name, value in fields.items()]
+        text = " ".join([_quoted(method), _quoted(path), str(request.status), *shown])
         # As `log` does it, which would look for the file and line where it is called.
-        extra = {**_belonging(request), **fields, SHORT: "request"}
-        _requests.handle(_requests.makeRecord(_requests.name, level, "", 0, " ".join(shown), (), None, extra=extra))
+        record = logging.LogRecord(_requests.name, level, "", 0, text, (), None)
+        if request.id:
+            vars(record).update(of_request(request.id))
+        vars(record).update({"method": method, "path": path, "status": request.status, **fields, SHORT: "request"})
+        _requests.handle(record)
 
     def _has_room(self, request: ServedRequest) -> bool:
         now = self._clock()
@@ -219,29 +232,23 @@ class RequestLog:
             return
         statuses = ", ".join(f"{number} with {status}" for status, number in sorted(unwritten.items()))
         ((client, most),) = refused.most_common(1)
-        busiest = f"; {most} of client={_shown(shortened(client, LONGEST))}" if client else ""
+        busiest = f"; {most} of client={_quoted(_short(client))}" if client else ""
         text = "%d more requests did not generate and have no line: %s%s"
         _requests.info(text, unwritten.total(), statuses, busiest, extra={"unwritten": dict(unwritten)})
 
 
-_HEAD = ("method", "path", "status")
-
-
 def _fields(request: ServedRequest, error: str, now: float) -> dict[str, Any]:
-    """Return the fields of the line, by their names in JSON."""
-    fields: dict[str, Any] = {
-        "method": shortened(request.method, LONGEST),
-        "path": shortened(request.path, LONGEST),
-        "status": request.status,
-    }
+    """Return the fields of the line behind method, path and status, by their names in JSON."""
+    fields: dict[str, Any] = {}
     generated = request.generated()
-    named = {
-        "model": request.model,
-        "dialect": request.dialect,
-        "client": request.client,
-        "error": error,
-    }
-    fields |= {name: shortened(value, LONGEST) for name, value in named.items() if value}
+    if request.model:
+        fields["model"] = _short(request.model)
+    if request.dialect:
+        fields["dialect"] = request.dialect
+    if request.client:
+        fields["client"] = _short(request.client)
+    if error:
+        fields["error"] = error
     if generated is not None:
         fields["prompt_tokens"] = generated.prompt_tokens
         if generated.images:
@@ -262,13 +269,14 @@ def _fields(request: ServedRequest, error: str, now: float) -> dict[str, Any]:
     return fields
 
 
-def _belonging(request: ServedRequest) -> dict[str, str]:
-    return of_request(request.id) if request.id else {}
+@lru_cache(maxsize=256)
+def _short(text: str) -> str:
+    return shortened(text, LONGEST)
 
 
-def _shown(value: Any) -> str:
-    text = str(value)
-    return text if type(value) is not str or _BARE.fullmatch(text) else json.dumps(text)
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> str:
+    return text if _BARE.fullmatch(text) else json.dumps(text)
 
 
 logger = logging.getLogger(__name__)
@@ -395,7 +403,7 @@ class Recorder:
 # -- OpenTelemetry, and all reports together ---------------------------------------------------------------------------
 
 _LAST_SECONDS = 3.0
-"""How long the end waits for a collector."""
+"""The most seconds that the end of the server waits for a collector."""
 
 Signal = Literal["traces", "metrics"]
 T = TypeVar("T")
@@ -502,6 +510,8 @@ class Telemetry:
         self._traces = traces
         self._metrics = metrics
         self._record = record
+        self.exports = traces is not None or metrics is not None
+        """Whether OpenTelemetry gets requests: their headers, and what they ask for, are kept for it."""
 
     @classmethod
     def open(cls, options: Options, environ: Mapping[str, str] = os.environ) -> Telemetry:
@@ -510,13 +520,8 @@ class Telemetry:
         record = None if options.record_file is None else Recorder(options)
         return cls(log, open_traces(options, environ), open_metrics(environ), record)
 
-    @property
-    def exports(self) -> bool:
-        """Whether OpenTelemetry gets requests: their headers, and what they ask for, are kept for it."""
-        return self._traces is not None or self._metrics is not None
-
     def began(self, served: ServedRequest, requests: Sequence[GenerationRequest]) -> None:
-        """Keep of a request what its reports need at its end, and no more."""
+        """Keep the facts about a request that its reports need at its end, and no others."""
         if self.exports:
             served.asked = Asked.of(requests[0])
         if self._record is not None and self._record.chooses():

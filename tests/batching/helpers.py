@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.sequence import OutputSequence, RequestState
@@ -119,7 +121,7 @@ class Bench:
         name = None if adapter is None else adapter.name
         request = GenerationRequest(prompt_ids=list(prompt), sampling=sampling, adapter=name, **fields)
         self.batch.admit(sampling.sequences, client)
-        origin = origin._replace(client=client, priority=priority)
+        origin = replace(origin, client=client, priority=priority)
         return self.batch.submit(request, list(prompt), consumer, adapter, origin), consumer
 
     def step(self, *deltas: Delta) -> None:

@@ -149,7 +149,8 @@ def test_kills_from_outside_are_nobodys_fault(kills: list[int], count: int) -> N
     assert engine.guilty == []
 
 
-@given(kills=st.lists(st.integers(4, STEADY[-1]), max_size=SHORT_LIVES - 1))
+# A kill in the very step in which a suspect is tried for the third time looks like its own.
+@given(kills=st.lists(st.integers(4, STEADY[-1] - 1), max_size=SHORT_LIVES - 1))
 def test_kills_in_quick_succession_are_nobodys_fault_beside_a_stream_that_goes_on(kills: list[int]) -> None:
     engine = Engine({}, {"endless": 0})
     for number, ticks in enumerate(kills):

@@ -419,6 +419,32 @@ def test_a_new_client_begins_where_the_last_one_of_its_priority_was() -> None:
     assert queue.order() == ["new", "old", "old"]
 
 
+def test_a_client_that_need_not_wait_begins_where_the_last_one_was_and_is_the_last_one_then() -> None:
+    queue = Queue()
+    for _ in range(2):
+        queue.end(_started(queue, "old"))
+    began = queue.slots[1].client.service - 30  # the last of them was charged for 10 tokens and twice 10
+    message, sequence = Submit(2, [1] * 10, Sampling(max_new_tokens=90)), SimpleNamespace(token_ids=[])
+    for key, service in (("new", 0), ("given", 100)):
+        client = queue.clients[key] = ClientShare(key, service=service)
+        queue.queue.skip(Slot(cast(Any, None), cast(Any, sequence), message, 1, client))
+    queue.add("late")
+    assert (queue.clients["new"].service, queue.clients["late"].service) == (began, 100)
+
+
+def test_a_sequence_that_need_not_wait_is_the_oldest_of_all_when_it_starts() -> None:
+    queue = Queue()
+    low = queue.add("low", priority=-1)
+    for _ in range(7):
+        queue.add("high", priority=1)
+    assert queue.order(7) == ["high"] * 7, "the next one is the oldest"
+    queue.queue.remove(low)
+    queue.queue.skip(queue.slots[low])
+    queue.add("low", priority=-1)
+    queue.add("high", priority=1)
+    assert queue.order() == ["high", "low"]
+
+
 def test_the_order_stays_however_often_clients_are_placed() -> None:
     queue = Queue()
     queue.add("a")

@@ -190,9 +190,9 @@ def test_the_engines_state_is_that_of_its_last_iteration(bench: Bench) -> None:
 # -- Stops that the engine is not given: the server finds them and cancels.
 
 
-REQUESTS = 100_000
+REQUESTS = 20_000
 FLAT = 8 << 20
-"""Bytes; a leak of 100 bytes for each request is more."""
+"""Bytes; a leak of 600 bytes for each request is more, and what the batch keeps of one is thousands."""
 
 
 def test_a_stop_id_ends_the_request_at_once_and_its_slot_is_free_when_the_engine_says_so(tokenizer: Tokenizer) -> None:
@@ -235,7 +235,7 @@ class UnstoppedExecutor(ScriptedExecutor):
 
 
 @pytest.mark.slow
-def test_100_000_requests_with_stops_take_no_memory(tokenizer: Tokenizer) -> None:
+def test_thousands_of_requests_with_stops_take_no_memory(tokenizer: Tokenizer) -> None:
     """What TensorRT-LLM #5509 was measured with: host memory while requests with stops come and go."""
     executor = UnstoppedExecutor()
     batch = RollingBatch(executor, tokenizer, BatchLimits(64, 64, 50, 40, 60), Statistics())

@@ -225,6 +225,29 @@ def test_an_iteration_that_frees_no_place_does_not_look_for_the_next_sequence(
     assert looked == [1]
 
 
+def test_a_small_request_does_not_overtake_a_large_one_of_its_client_that_waits_for_memory(
+    tokenizer: Tokenizer,
+) -> None:
+    bench = Bench(tokenizer, kv_blocks=8)
+    for tokens in (30, 40, 5):  # they need 5, 6 and 2 of the blocks
+        bench.submit(max_new_tokens=tokens)
+    assert bench.executor.ids == [0]
+    bench.step(Delta(0, [5], finish=LENGTH))
+    assert bench.executor.ids == [0, 1, 2]
+
+
+def test_a_client_that_comes_behind_requests_that_need_not_wait_takes_turns_with_theirs(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=1, max_queue_size=100)
+    for request_id in range(3):
+        bench.submit(client="old")
+        bench.step(Delta(request_id, [5] * 30, finish=LENGTH))
+    for client in ("old", "old", "old", "late", "late", "late"):
+        bench.submit(client=client)
+    for request_id in (3, 6, 4, 7):
+        bench.step(Delta(request_id, [5] * 30, finish=LENGTH))
+    assert bench.executor.ids == [0, 1, 2, 3, 6, 4, 7, 5]
+
+
 def test_a_place_that_was_to_be_given_back_in_a_lost_executor_does_not_hinder_later_ones(full: Bench) -> None:
     full.batch.cancel(next(slot.state for request_id, slot in full.batch._running.items() if request_id == 3))
     full.batch.lose(full.executor, GenerationError("gone"))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from djl_trtllm.batching.rolling_batch import Loss, can_resume, resumed
+from djl_trtllm.batching.blame import Loss
+from djl_trtllm.batching.rolling_batch import can_resume, resumed
 from djl_trtllm.errors import GenerationError, HarmfulRequestError
 from djl_trtllm.executor.protocol import Limits, Step, Submit
 from djl_trtllm.model import Tokenizer

@@ -1,11 +1,14 @@
-"""`python -m tests.faults [KIND ...] [--engine ENGINE ...] [--streams 64] [--times 10]`: the table of faults."""
+"""The table of faults.
+
+python -m tests.faults [KIND ...] [--engine ENGINE ...] [--streams 64] [--times 10] [--seconds 20]
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from tests.faults.kinds import KINDS
@@ -13,6 +16,7 @@ from tests.faults.load import Case, Kind, Row
 
 _WIDTHS = (46, 13, -12, -8, -12, -15, -15, -15, -6, -12)
 """The widths of the columns; those that are negative are aligned to the right."""
+SECONDS = 20.0
 ENGINES = ("scripted", "openvino", "tensorrt_llm")
 HEADER = (
     "fault",
@@ -28,10 +32,12 @@ HEADER = (
 )
 
 
-def rows_of(kind: Kind, engine: str, streams: int, times: int, *, short: bool = False) -> Iterator[Row]:
+def rows_of(
+    kind: Kind, engine: str, streams: int, times: int, *, short: bool = False, seconds: float = SECONDS
+) -> Generator[Row, None, None]:
     """Run a kind on an engine."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        yield from kind.run(Case(engine, streams, times, Path(folder), short))
+        yield from kind.run(Case(engine, streams, times, Path(folder), short, seconds))
 
 
 def line(cells: Sequence[str]) -> str:
@@ -57,6 +63,7 @@ def main() -> int:
     parser.add_argument("--engine", action="append", choices=ENGINES)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--times", type=int, default=10, help="faults in a row, where the kind repeats them")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long clients and model stores go on")
     arguments = parser.parse_args()
     if unknown := set(arguments.kinds) - set(KINDS):
         parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
@@ -65,7 +72,8 @@ def main() -> int:
     for name in arguments.kinds or KINDS:
         for engine in arguments.engine or ENGINES:
             if engine in KINDS[name].engines:
-                for row in rows_of(KINDS[name], engine, arguments.streams, arguments.times):
+                rows = rows_of(KINDS[name], engine, arguments.streams, arguments.times, seconds=arguments.seconds)
+                for row in rows:
                     print(shown(row), flush=True)
                     worst |= not row.passed
     return int(worst)

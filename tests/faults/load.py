@@ -68,7 +68,7 @@ class Row:
 class Case:
     """What a kind is run with: an engine (openvino, scripted, tensorrt_llm), streams at a time, faults in a row.
 
-    The `short` form of a kind may do less.
+    `seconds` is how long what clients and model stores bring goes on. The `short` form of a kind may do less.
     """
 
     engine: str
@@ -76,6 +76,7 @@ class Case:
     times: int
     folder: Path
     short: bool = False
+    seconds: float = 0.0
 
     def model(self, script: dict[str, object] | None = None) -> tuple[Path, dict[str, str]]:
         """A model directory, and the environment that it needs. OpenVINO runs the bundled model, and no script."""

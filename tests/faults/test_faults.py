@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from tests.faults.__main__ import rows_of, shown
@@ -11,8 +13,9 @@ from tests.faults.kinds import KINDS
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "engine"), [(name, engine) for name, kind in KINDS.items() for engine in kind.short])
 def test_a_fault_costs_what_it_may(name: str, engine: str) -> None:
-    for row in rows_of(KINDS[name], engine, streams=8, times=2, short=True):
-        print(shown(row))
-        if row.skipped:
-            pytest.skip(row.note)
-        assert row.passed, row
+    with closing(rows_of(KINDS[name], engine, streams=8, times=2, short=True)) as rows:
+        for row in rows:
+            print(shown(row))
+            if row.skipped:
+                pytest.skip(row.note)
+            assert row.passed, row

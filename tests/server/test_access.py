@@ -155,7 +155,7 @@ def test_a_management_port_that_is_the_servers_own_is_refused() -> None:
     assert read_access(Options(management_port=8081)).management_port == 8081
     for name in ("triton_http_port", "triton_grpc_port", "triton_metrics_port"):
         with pytest.raises(ConfigError, match=f"management_port=8001 is {name} too"):
-            read_access(Options.model_validate({"management_port": 8001, name: 8001}))
+            read_access(Options(**{"management_port": 8001, name: 8001}))
 
 
 @pytest.mark.parametrize("key", ["\u00e9", " a", "a ", "a\nb", "\x7f"])
@@ -332,7 +332,7 @@ def test_certificate_and_key_are_uvicorns_arguments(certificates: Certificates) 
     options = Options(certificate_file=certificates.certificate, private_key_file=certificates.key)
     expected = {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
     assert tls_arguments(options) == expected
-    with_clients = options.model_copy(update={"client_ca_file": certificates.authority})
+    with_clients = options.updated({"client_ca_file": certificates.authority})
     of_clients = {"ssl_ca_certs": str(certificates.authority), "ssl_cert_reqs": ssl.CERT_REQUIRED}
     assert tls_arguments(with_clients) == {**expected, **of_clients}
 

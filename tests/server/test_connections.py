@@ -7,16 +7,20 @@ import json
 import logging
 import resource
 import socket
+import tracemalloc
+from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.config import Options
 from djl_trtllm.server.connections import Connections, HttpRefusal, reset
 from djl_trtllm.server.context import ServerContext
-from tests.server.application import GET, POST, Peer
+from tests.server.application import CHUNKED, GET, POST, Peer
 from tests.support.tables import by_table
-from tests.support.virtual_time import VirtualLoop, at_end, in_real_time
+from tests.support.virtual_time import VirtualLoop, at_end, in_real_time, until
 
 
 class Played:
@@ -169,6 +173,29 @@ async def test_a_reset_sends_nothing_more_and_does_not_wait() -> None:
     assert transport.get_write_buffer_size() == 0
     writer.close()
     server.close()
+
+
+async def test_of_many_requests_32_begin_in_a_turn_of_the_event_loop_in_their_order() -> None:
+    shared, begun, seen = connections(), list[int](), list[int]()
+    failures = list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+
+    def begin(number: int) -> None:
+        begun.append(number)
+        if number == 50:
+            raise RuntimeError(number)
+
+    for number in range(80):
+        shared.begin(partial(begin, number))
+    while len(begun) < 80:
+        seen.append(len(begun))
+        await asyncio.sleep(0)
+    assert begun == list(range(80)) and seen[0] == 32 and len(seen) > 1
+    assert max(later - now for now, later in pairwise([*seen, 80])) <= 32
+    assert len(failures) == 1, "a request that fails stops no other"
+    await asyncio.sleep(0)
+    shared.begin(partial(begin, 80))
+    assert begun[-1] == 80, "alone it begins at once"
 
 
 async def test_refusals_are_counted_and_one_of_each_kind_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -333,3 +360,46 @@ async def test_the_time_for_deadlines_passes_evenly_after_the_server_stood_still
     before = shared.now()
     await asyncio.sleep(0.2)
     assert shared.now() - before == pytest.approx(0.2)
+
+
+async def test_a_request_that_has_begun_behind_one_whose_body_was_announced_is_answered() -> None:
+    peer = Peer()
+    announced = POST.removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\na wolf"
+    peer.sends(CHUNKED + b"0\r\n\r\n" + announced + GET)  # in one piece, as the first has no length
+    await until(lambda: len(peer.seen) == 2)
+    await asyncio.sleep(1)
+    peer.sends(b"\r\n")
+    await until(lambda: len(peer.seen) == 3)
+    assert peer.statuses == [200, 100, 200, 200]
+    await peer.leave()
+
+
+async def test_the_rest_of_a_large_body_is_read_when_the_application_has_taken_what_came() -> None:
+    peer = Peer()
+    peer.sends(POST.replace(b": 6", b": 200000"), b"x" * 100_000)
+    assert "pause" in peer.wire.done
+    await until(lambda: "pause" not in peer.wire.done)
+    peer.sends(b"x" * 100_000)
+    await until(lambda: peer.statuses == [200])
+
+
+async def test_a_long_header_of_a_response_is_not_kept_for_other_responses() -> None:
+    values = (b"%d" % number * 20_000 for number in range(100, 200))
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"x-story", next(values)), (b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    peer = Peer(application)
+    tracemalloc.start()
+    try:
+        for number in range(100, 200):
+            peer.sends(GET + b"\r\n")
+            await asyncio.sleep(0.01)
+            assert peer.wire.written.count(b"%d" % number) >= 20_000
+            peer.wire.written = b""
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1 << 20, "a hundred of them, and their lines, have 12 MB"

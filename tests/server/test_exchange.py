@@ -26,7 +26,7 @@ from djl_trtllm.errors import (
     TooManyRequestsError,
 )
 from djl_trtllm.logs import request_id_of
-from djl_trtllm.request import GenerationRequest, Sampling
+from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
 from djl_trtllm.server.context import BodyMemory, ServerContext
 from djl_trtllm.server.exchange import CONNECTION, ClientGone, Exchange, ResponseWriter, start_now
 from djl_trtllm.telemetry import Telemetry
@@ -356,6 +356,23 @@ async def test_only_the_first_and_the_last_part_are_messages_of_asgi() -> None:
     assert (answered.client.body, answered.state) == (b"awolfisherenow.", "complete")
 
 
+class RepeatingEncoder(WordEncoder):
+    """All words so far, and how many times it was asked for them."""
+
+    repeats = True
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        self.said = getattr(self, "said", b"") + super().encode(chunk)
+        return self.said + b" "
+
+
+async def test_of_texts_that_repeat_those_before_one_is_sent_to_a_client_that_did_not_read() -> None:
+    answered = await Answered(RepeatingEncoder()).plays("a | b c d >")
+    assert answered.client.body == b"a ab abcd "
+    await answered.plays("| e f. >")
+    assert (answered.client.body, answered.state) == (b"a ab abcd abcde abcdef. ", "complete")
+
+
 async def test_a_whole_response_has_its_length() -> None:
     answered = await Answered(WordEncoder(stream=False)).plays("a")
     assert answered.client.sent == []
@@ -378,7 +395,7 @@ async def test_a_seeded_response_whose_engine_was_replaced_says_so(
         await answered.plays("a")
     last = chunk("b", ends=True)
     assert last.finished is not None
-    answered.writer.deliver(replace(last, finished=last.finished._replace(reseeded=True)))
+    answered.writer.deliver(replace(last, finished=replace(last.finished, reseeded=True)))
     await asyncio.sleep(0.001)
     assert (b"\n\n" in answered.client.body) == answered.client.body.startswith(b"a: ") == comment
     assert ("warning" in answered.client.headers) == header

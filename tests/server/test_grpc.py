@@ -100,7 +100,7 @@ async def test_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
         assert not (await client.ask("ModelReady", name="hen")).ready
         assert "statistics" in (await client.ask("ServerMetadata")).extensions
         metadata = await client.ask("ModelMetadata", name="tensorrt_llm_bls")
-        assert (metadata.name, len(metadata.inputs), metadata.versions) == ("tensorrt_llm_bls", 40, ["1"])
+        assert (metadata.name, len(metadata.inputs), metadata.versions) == ("tensorrt_llm_bls", 44, ["1"])
         config = (await client.ask("ModelConfig", name="story")).config
         assert config.name == "story"
         assert config.max_batch_size == app.registry.models["story"].model.options.max_rolling_batch_size

@@ -17,10 +17,10 @@ from djl_trtllm.api.dialects.triton.rpc import (
 from djl_trtllm.config import Options
 from djl_trtllm.errors import GenerationError, InvalidRequestError, UnknownModelError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
+from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token, joined
 from djl_trtllm.server import grpc_front_end
 from djl_trtllm.server.context import ServerContext
-from djl_trtllm.server.grpc_front_end import GrpcStream, Models, RpcRequests, Running, SlowClient, WholeResponse, joined
+from djl_trtllm.server.grpc_front_end import GrpcStream, Models, RpcRequests, Running, SlowClient, WholeResponse
 from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.lifecycle import Registry
 from djl_trtllm.telemetry import ServedRequest, Telemetry

@@ -295,12 +295,41 @@ async def test_sockets_are_opened_one_after_the_other_and_others_have_turns_betw
         peer.sends(HANDSHAKE + b"\r\n", frame(PING_FRAME))
     peers.pop(3).protocol.connection_lost(None)
     opened = []
-    for _ in range(40):
+    for _ in range(80):
         opened.append(sum(hasattr(peer.wire, "protocol") for peer in peers))
         await asyncio.sleep(0)
-    assert [opened.count(count) for count in range(1, 6)] == [4] * 5 and opened[-1] == 6
+    assert [opened.count(count) for count in range(1, 6)] == [8] * 5 and opened[-1] == 6
     assert [PONGED in peer.wire.written for peer in peers] == [False, *[True] * 5]
     await leave(peers)
+
+
+async def test_a_socket_of_another_client_does_not_wait_for_those_of_a_crowd() -> None:
+    first, *peers = crowd(unasked, 6, client_header="x-client")
+    order: list[int] = []
+    for number, client in enumerate("aaaabb"):
+        peers[number].sends(HANDSHAKE + b"X-Client: %b\r\n\r\n" % client.encode())
+    peers[1].protocol.connection_lost(None)
+    while len(order) < 5:
+        order += [number for number, peer in enumerate(peers) if hasattr(peer.wire, "protocol") and number not in order]
+        await asyncio.sleep(0)
+    assert order == [0, 4, 2, 5, 3]
+    peers.pop(1)
+    await leave([first, *peers])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_what_comes_behind_a_handshake_in_the_same_packet_is_read(waits: bool) -> None:
+    first, *rest = crowd(unasked, 1)
+    peer = rest[0]
+    if not waits:
+        await until(lambda: first.statuses == [101])
+        await asyncio.sleep(1)
+    pings = frame(PING_FRAME) * 600  # more than the parser of heads gets at once
+    peer.sends(HANDSHAKE + b"\r\n" + pings)
+    assert hasattr(peer.wire, "protocol") is not waits
+    await until(lambda: peer.wire.written.count(PONGED) == 600)
+    assert peer.connections.context.bodies.used == 0
+    await leave([first, peer])
 
 
 async def test_no_client_is_late_while_its_socket_waits_to_be_opened_and_one_that_sends_much_is_refused_once() -> None:
@@ -340,8 +369,8 @@ async def test_a_socket_that_waits_behind_a_request_keeps_what_comes() -> None:
         peer.sends(frame(PING_FRAME))  # before the handshake that came behind the request is read
 
     first, peer = peers = crowd(application, 1)
-    peer.sends(GET + b"\r\n" + HANDSHAKE + b"\r\n")
-    await until(lambda: PONGED in peer.wire.written)
+    peer.sends(GET + b"\r\n" + HANDSHAKE + b"\r\n" + frame(PING_FRAME))
+    await until(lambda: peer.wire.written.count(PONGED) == 2)
     assert peer.statuses == [200, 101] and first.statuses == [101]
     await leave(peers)
 

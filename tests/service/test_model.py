@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,6 @@ from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Config
-from djl_trtllm.engines.cache import EngineDir
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, ModelError, TokenizerError
 from djl_trtllm.executor.protocol import Start
@@ -244,6 +244,12 @@ def test_what_is_neither_a_folder_nor_remote_is_named(checkpoint: Path, option: 
         plan(open_source(checkpoint, environ))
 
 
+def test_what_djl_serving_reads_is_no_deviation_under_it(checkpoint: Path) -> None:
+    environ = {**OPENVINO, "OPTION_MPI_MODE": "true"}
+    under, alone = (plan(open_source(checkpoint, environ), under_djl=each)[0] for each in (True, False))
+    assert [any("option.mpi_mode" in note for note in config.notes) for config in (under, alone)] == [False, True]
+
+
 # -- rules that need the files -----------------------------------------------------------------------------------------
 
 
@@ -327,7 +333,7 @@ def compiled(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) 
     def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], None], **given: Any) -> Any:
         given["before_compiling"]()
         progress(f"compiling {layout.path} for {given['plan'].backend}")
-        return EngineDir(engine, "openvino", None, checkpoint)
+        return engine
 
     monkeypatch.setattr(model, "prepare_engine", prepare_engine)
     return engine
@@ -349,7 +355,7 @@ def test_a_tokenizer_is_loaded_when_it_is_asked_for_and_once(checkpoint: Path, m
         return load_tokenizer(path, **options)
 
     monkeypatch.setattr(tokenizer, "load_tokenizer", noting)
-    engine = EngineDir(write_engine_files(checkpoint.parent / "engine"), "openvino", None, checkpoint)
+    engine = write_engine_files(checkpoint.parent / "engine")
     monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
     prepared = prepare(open_source(checkpoint, OPENVINO))
     assert loaded == []
@@ -360,14 +366,15 @@ def test_a_tokenizer_is_loaded_when_it_is_asked_for_and_once(checkpoint: Path, m
 def test_a_tokenizer_that_only_the_engine_names_is_loaded_and_checked(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = EngineDir(write_engine_files(checkpoint.parent / "engine"), "openvino", None, checkpoint)
-    inside = replace(inspect(checkpoint), tokenizer_dir=None, bundled_engine=engine.path)
+    engine = write_engine_files(checkpoint.parent / "engine")
+    shutil.copy(checkpoint / "tokenizer.json", engine)
+    inside = replace(inspect(checkpoint), tokenizer_dir=None, bundled_engine=engine)
     monkeypatch.setattr(model, "inspect", lambda files: inside)
     monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
     assert prepare(open_source(checkpoint, OPENVINO)).tokenizer.encode("a wolf")
-    described = json.loads((checkpoint / "tokenizer.json").read_text())
+    described = json.loads((engine / "tokenizer.json").read_text())
     described["model"]["vocab"] |= {f"word {number}": 10_000 + number for number in range(3)}
-    (checkpoint / "tokenizer.json").write_text(json.dumps(described))
+    (engine / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(TokenizerError, match="the tokenizer of another model"):
         prepare(open_source(checkpoint, OPENVINO)).texts()
 

@@ -24,6 +24,7 @@ import uvloop
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import GenerationRequest, Pooling, Sampling
 from djl_trtllm.service.prompts import PromptReader
 from djl_trtllm.service.rendering import ChatRenderer
 from djl_trtllm.service.work import WORKERS, WorkerThreads
@@ -213,6 +214,12 @@ async def test_conversations_of_clients_that_have_left_wait_for_no_turn(renderer
     staying.cancel()
 
 
+@rendering(timeout=600)
+async def test_the_conversation_of_a_client_that_leaves_before_its_turn_is_not_rendered(renderer: ChatRenderer) -> None:
+    renderer.render(conversation("loop"), {}).cancel()
+    assert await asyncio.wait_for(renderer.render(conversation("a"), {}), 60) == "<s>a"
+
+
 @rendering()
 async def test_nobody_gets_the_prompt_of_a_client_that_has_left(renderer: ChatRenderer) -> None:
     await renderer.render(conversation("warm"), {})
@@ -283,6 +290,20 @@ async def test_of_a_truncated_prompt_only_the_end_is_tokenised(tokenizer: Tokeni
     _, ids = await reader(tokenizer, max_input_len=10).read(text, 5, special=True)
     assert ids[-5:] == tokenizer.encode(text[-200:])[-5:]
     assert sum(lengths.seen) < len(text) / 10
+
+
+async def test_a_text_for_a_vector_is_cut_where_that_is_asked_for_and_else_refused(tokenizer: Tokenizer) -> None:
+    prompts = reader(tokenizer, max_input_len=10)
+
+    async def lengths_of(truncate: int | None, text: str) -> list[int]:
+        request = GenerationRequest(prompt=text, pooling=Pooling(), truncate=truncate, sampling=Sampling(1))
+        found = await prompts.read_pooled([request], lambda request, ids: ids)
+        return [len(prompt.ids) for _, prompt in found]
+
+    assert await lengths_of(5, "the wolf " * 30) == [5]
+    assert await lengths_of(None, "the wolf") == [len(tokenizer.encode("the wolf"))]
+    with pytest.raises(PromptTooLongError):
+        await lengths_of(None, "a b " * 20)
 
 
 async def test_a_text_without_a_bound_in_characters_is_tokenised_in_part_first(

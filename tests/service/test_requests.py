@@ -14,10 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, Prompt
+from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.config import Task
 from djl_trtllm.errors import (
     BuildError,
@@ -174,6 +176,20 @@ async def test_a_model_that_fails_while_a_prompt_is_tokenised_refuses_it(stage: 
     with pytest.raises(NotReadyError, match="has failed"):
         await tokenised.request
     assert tokenised.batch.idle
+
+
+async def test_stop_strings_are_learned_before_the_request_that_has_them_is_queued(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokenising thousands of characters of them takes a thread, and not the event loop."""
+    service, learned = await stage.load(), list[tuple[list[str], int]]()
+    monkeypatch.setattr(
+        RollingBatch, "learn_stops", lambda _, request: learned.append(([*request.stop], len(stage.last.submitted)))
+    )
+    for stop in ("one", "two"):
+        request = GenerationRequest(prompt="a wolf", stop=(stop,))
+        await service.generate(Call((request,), PromptsEncoder()), Asked())
+    assert learned == [(["one"], 0), (["two"], 1)]
 
 
 # -- admission ---------------------------------------------------------------------------------------------------------
@@ -539,6 +555,14 @@ def test_what_a_call_may_not_take_is_an_error_that_names_its_work(work: Callable
         calls(work)
     assert str(raised.value).startswith("counting wolves ")
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_the_process_ends_with_the_block_and_may_take_two_gibibytes() -> None:
+    with pytest.raises(ModelError, match="2,147,483,648 bytes"), BoundedCalls("counting wolves") as calls:
+        calls(end)
+    with BoundedCalls("counting wolves") as calls:
+        pid = calls(os.getpid)
+    assert not psutil.pid_exists(pid), "it has been waited for"
 
 
 def test_the_process_imports_nothing_from_where_the_server_stands(

@@ -127,6 +127,8 @@ def test_in_json_the_fields_are_not_repeated_in_the_message(caplog: pytest.LogCa
     assert json.loads(line)["message"] == "request"
     assert line.count("tiny-stories") == line.count("prompt_tokens") == 1
     assert len(line) <= 350
+    began = ["time", "level", "message", "request_id", "method", "path", "status", "model", "dialect", "client"]
+    assert list(json.loads(line))[:10] == began, "those that say which request it was are first"
 
 
 def test_a_refusal_has_its_status_and_the_class_of_its_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -170,7 +172,8 @@ def test_a_request_that_waited_to_its_end_has_no_times_of_what_did_not_happen(ca
 
 
 def test_what_a_client_names_is_quoted_and_no_longer_than_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    text = line_of(caplog, served(status=404, model='a b=1 "x"\nINFO forged', path="/" + "x" * 5000))
+    names = {"model": 'a b=1 "x"\nINFO forged', "path": "/" + "x" * 5000, "client": "y" * 5000}
+    text = line_of(caplog, served(status=404, **names))
     assert '"a b=1 \\"x\\"\\\\nINFO forged"' in text
     assert "\n" not in text
     assert len(text) < 500
