@@ -8,9 +8,10 @@ from functools import partial
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from djl_trtllm.commands import size
-from djl_trtllm.commands.console import JsonOption, errors_for_the_reader, print_json, warn
+from djl_trtllm.commands.console import JsonOption, errors_for_the_reader, print_json, say, warn
 from djl_trtllm.errors import SizingError
 
 app = typer.Typer(add_completion=False)
@@ -75,7 +76,8 @@ def advise(
         if as_json:
             print_json(advice.as_json())
         else:
-            print("\n".join(advice.lines()))
+            for line in advice.lines():
+                say(Console(), line)
             if not request.sizes.exact:
                 warn("the weights were counted from config.json: their files are not known, or are not safetensors")
     if not advice.holding:

@@ -166,6 +166,10 @@ class Goals:
         if self.budget is not None and (price is None or price > self.budget):
             yield "it has no price" if price is None else f"it costs {price:.2f} USD per hour"
 
+    def as_json(self) -> dict[str, Any]:
+        wanted = {"ttft_seconds": self.ttft, "tokens_per_second_per_stream": self.stream, "usd_per_hour": self.budget}
+        return vars(self.load) | wanted
+
     def __str__(self) -> str:
         wanted = {
             f"first token within {seconds(self.ttft or 0)}": self.ttft,
@@ -192,20 +196,18 @@ class Advice:
         missed = {id(one): list(goals.missed_by(one)) for one in settings}
 
         def distance(one: SizeReport) -> tuple[object, ...]:
-            ttft = math.inf if one.speed is None else one.speed.ttft
-            return one.speed is None, len(missed[id(one)]), ttft, _best(one)
+            return one.speed is None, len(missed[id(one)]), one.speed.ttft if one.speed else 0, _best(one)
 
         self.holding = first_of_each(one for one in settings if not missed[id(one)])
         held, tried = {one.machine.kind for one in self.holding}, {one.machine.name for one in settings}
         nearest = first_of_each(one for one in sorted(settings, key=distance) if one.machine.kind not in held)
         self.failing = [
-            (one.machine.name, _shown(one), "; ".join(missed[id(one)])) for one in sorted(nearest, key=_best)
+            {"machine": one.machine.name, "setting": _setting(one), "reason": "; ".join(missed[id(one)])}
+            for one in sorted(nearest, key=_best)
         ]
-        self.failing += [
-            (one.name, one.name, f"its {one.gpus} GPU{'s' if one.gpus != 1 else ''} cannot divide the model so")
-            for one in machines
-            if one.name not in tried
-        ]
+        for one in (one for one in machines if one.name not in tried):
+            reason = f"its {one.gpus} GPU{'s' if one.gpus != 1 else ''} cannot divide the model so"
+            self.failing.append({"machine": one.name, "setting": "", "reason": reason})
 
     def lines(self) -> list[str]:
         """One page: what holds the load, the lines to paste for the first, why the others do not."""
@@ -213,29 +215,26 @@ class Advice:
         lines = [f"{self.request.sizes.source}: {self.goals}", ""]
         if holding:
             rows = [_row(one) for one in holding[:_SHOWN]]
-            right = [place for place, name in enumerate(rows[0]) if name not in ("machine", "GPUs", "weights")]
-            lines += columns([[*rows[0]], *([*row.values()] for row in rows)], right=right)
+            lines += columns([[*rows[0]], *([*row.values()] for row in rows)], right=range(3, len(rows[0])))
             lines += [f"and {len(holding) - _SHOWN} more"] if len(holding) > _SHOWN else []
             best = holding[0]
-            run = f", {best.copies} copies: djl-trtllm cluster up MODEL --replicas {best.copies}" * (best.copies > 1)
-            pasted = [f"option.{name}={value}" for name, value in best.settings.items()]
-            lines += ["", f"# For serving.properties on {best.machine.name}{run}", *pasted, ""]
+            # Each comment has a line of its own: what a terminal of 80 columns wraps would be pasted as an option.
+            lines += ["", f"# For serving.properties on {best.machine.name}"]
+            if best.copies > 1:
+                lines.append(f"# {best.copies} copies: djl-trtllm cluster up MODEL --replicas {best.copies}")
+            lines += [*(f"option.{name}={value}" for name, value in best.settings.items()), ""]
         else:
             lines += ["None of these machines holds it.", ""]
         if self.failing:
-            lines += ["Not held by:", *(f"  {setting}: {reason}" for _, setting, reason in self.failing), ""]
+            settings = ("  {machine} {setting}".format(**each).rstrip() for each in self.failing)
+            reasons = [f"{setting}: {each['reason']}" for setting, each in zip(settings, self.failing, strict=True)]
+            lines += ["Not held by:", *reasons, ""]
         return [*lines, f"Prices: {PRICES}. {HINT}"]
 
     def as_json(self) -> dict[str, Any]:
-        goals = self.goals
         return {
             "model": self.request.sizes.source,
-            "goals": {
-                **vars(goals.load),
-                "ttft_seconds": goals.ttft,
-                "tokens_per_second_per_stream": goals.stream,
-                "usd_per_hour": goals.budget,
-            },
+            "goals": self.goals.as_json(),
             "prices": str(PRICES),
             "holding": [
                 {
@@ -244,14 +243,14 @@ class Advice:
                     "gpus": one.machine.gpus,
                     "usd_per_hour": one.price,
                     "copies": one.copies,
-                    "tokens_per_second": _throughput(one),
-                    "usd_per_million_tokens": usd_per_million(one.price, _throughput(one)),
+                    "tokens_per_second": one.throughput,
+                    "usd_per_million_tokens": usd_per_million(one.price, one.throughput),
                     "speed_of_a_copy": one.speed and one.speed.as_json(None),
                     "options": {f"option.{name}": value for name, value in one.settings.items()},
                 }
                 for one in self.holding
             ],
-            "not_holding": [dict(zip(("machine", "setting", "reason"), each, strict=True)) for each in self.failing],
+            "not_holding": self.failing,
         }
 
 
@@ -278,20 +277,7 @@ def _best(one: SizeReport) -> tuple[object, ...]:
     """The cheapest machine first, then settings that leave the weights as they are, then the fastest."""
     # GPUs without a number cost each.
     gpus = one.conditions.ranks if one.machine.gpus is None else 0
-    return one.price or math.inf, gpus, one.conditions.quantization is not None, -_throughput(one)
-
-
-def _throughput(one: SizeReport) -> float:
-    return 0.0 if one.speed is None else one.copies * one.speed.tokens_per_second
-
-
-def _weights(one: SizeReport) -> str:
-    return one.conditions.quantization or "as stored"
-
-
-def _shown(one: SizeReport) -> str:
-    copies = f"{one.copies} copies, " if one.copies > 1 else ""
-    return f"{one.machine.name}, {copies}tp {one.tensor_parallel}, {_weights(one)}"
+    return one.price or math.inf, gpus, one.conditions.quantization is not None, -one.throughput
 
 
 def _row(one: SizeReport) -> dict[str, str]:
@@ -301,13 +287,16 @@ def _row(one: SizeReport) -> dict[str, str]:
     return {
         "machine": name,
         "GPUs": gpus,
-        "copies": str(one.copies),
-        "tp": str(one.tensor_parallel),
-        "weights": _weights(one),
-        "tok/s": number(_throughput(one)),
-        "a stream": number(one.speed.per_stream),
+        "setting": _setting(one),
+        "tok/s": number(one.throughput),
+        "stream": number(one.speed.per_stream),
         "TTFT": seconds(one.speed.ttft),
-        "at once": seconds(one.speed.ttft_of_burst),
         "USD/h": dollars(one.price),
-        "USD/M": dollars(usd_per_million(one.price, _throughput(one))),
+        "USD/M": dollars(usd_per_million(one.price, one.throughput)),
     }
+
+
+def _setting(one: SizeReport) -> str:
+    """The copies, the degree and what quantises the weights: `2 x tp 1 fp8`."""
+    copies = f"{one.copies} x " if one.copies > 1 else ""
+    return f"{copies}tp {one.tensor_parallel} {one.conditions.quantization or ''}".rstrip()

@@ -54,6 +54,11 @@ class SizeReport:
         return self.machine.hourly_price
 
     @property
+    def throughput(self) -> float:
+        """The output tokens per second of all copies; 0 where no speed is known."""
+        return 0.0 if self.speed is None else self.copies * self.speed.tokens_per_second
+
+    @property
     def loads(self) -> bool:
         """Whether the host's memory holds the checkpoint, which is read into it before it is on the GPUs."""
         memory = self.machine.host_memory
@@ -121,9 +126,9 @@ class SizeReport:
     @property
     def _remedies(self) -> list[str]:
         """Return changes with which the model fits, tried out."""
-        for more in degrees_of(self.machine, self.request):
-            if more > self.tensor_parallel and self.request.on(self.machine, more).fits:
-                return [f"it fits with --tp {more}"]
+        for degree in degrees_of(self.machine, self.request):
+            if self.request.on(self.machine, degree).fits:
+                return [f"it fits with --tp {degree}"]
         compare = "use a machine with more memory: djl-trtllm size MODEL --compare shows which ones hold it"
         return [] if self.machine.gpus is None else [compare]
 

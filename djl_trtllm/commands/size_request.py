@@ -141,9 +141,18 @@ class SizeRequest:
 
     @cached_property
     def points(self) -> list[Point]:
-        """The measured points of this model and engine, on any GPUs. Raises SizingError for a broken file."""
-        known = (fingerprint(self.sizes), ENGINES[self.engine])
-        return [each for each in read_points(self.config.engine_cache_dir) if (each.model, each.engine) == known]
+        """The measured points of all models. Raises SizingError for a broken file."""
+        return read_points(self.config.engine_cache_dir)
+
+    def subject(self, machine: Machine, conditions: Conditions) -> dict[str, Any]:
+        """The fields of a measured point that say what was measured: the model, its engine and its GPUs."""
+        return {
+            "model": fingerprint(self.sizes),
+            "engine": ENGINES.get(self.config.options.backend.value, ENGINES["tensorrt"]),
+            "gpu": machine.gpu if machine.gpu_model is None else machine.gpu_model.name,
+            "gpus": conditions.ranks,
+            "precision": precision_of(self.sizes, conditions.quantization, conditions.kv_dtype),
+        }
 
     def speed_on(self, machine: Machine, found: Recommendation, load: Load) -> Speed:
         """The speed of one copy of the model, where it fits.
@@ -158,11 +167,10 @@ class SizeRequest:
         if gpu is None:
             raise SizingError(f"{machine.name}: its bandwidth is unknown, so no speed is predicted; name it with --gpu")
         room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
-        roofline = Roofline(Rank.of(self.sizes, conditions, gpu), CONSTANTS[self.engine])
-        precision = precision_of(self.sizes, conditions.quantization, conditions.kv_dtype)
-        known = (gpu.name, conditions.ranks, precision)
-        near = [point for point in self.points if (point.gpu, point.gpus, point.precision) == known]
-        return corrected(roofline, load, min(room, conditions.max_batch_size), near)
+        roofline = Roofline(Rank(self.sizes, conditions, gpu), CONSTANTS[self.engine])
+        subject = self.subject(machine, conditions).items()
+        same = [point for point in self.points if all(getattr(point, name) == value for name, value in subject)]
+        return corrected(roofline, load, min(room, conditions.max_batch_size), same)
 
 
 def read_request(
@@ -284,11 +292,13 @@ def remarks_on(states: Sequence[GpuState]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Recorder:
-    """Keeps what a bench measures as points, with what it cannot see: the model's sizes, the engine and the GPUs."""
+    """Keeps what a bench measures as points, with what it cannot see: the model's sizes, the engine and the GPUs.
+
+    `measured` are fields of the points: what `SizeRequest.subject` has, `name` and `version`.
+    """
 
     folder: Path
     measured: Mapping[str, Any]
-    """Fields of the points: `model`, `name`, `engine`, `version`, `gpu`, `gpus` and `precision`."""
 
     @classmethod
     def of(cls, model: str, engine: str | None, gpu: str | None) -> "Recorder":
@@ -302,45 +312,36 @@ class Recorder:
             known = ", ".join(dict.fromkeys(ENGINES.values()))
             raise BenchmarkError(f"{given}: expected --engine with the server's engine, one of {known}")
         machine = machines_of([] if gpu is None else [gpu], None, [], here=True)[0]
-        found = request.on(machine, request.degree_on(machine)).estimate.conditions
-        measured = {
-            "model": fingerprint(request.sizes),
-            "name": request.sizes.source,
-            "engine": name,
-            "version": version,
-            "gpu": machine.gpu if machine.gpu_model is None else machine.gpu_model.name,
-            "gpus": machine.gpus if gpu is not None and machine.gpus else found.ranks,
-            "precision": precision_of(request.sizes, found.quantization, found.kv_dtype),
-        }
-        folder = request.config.engine_cache_dir
-        read_points(folder)  # a file that cannot be read is an error now, and not after the loads
-        return cls(folder, measured)
+        conditions = request.on(machine, request.degree_on(machine)).estimate.conditions
+        measured = request.subject(machine, conditions) | {"engine": name}
+        if gpu is not None and machine.gpus:
+            measured["gpus"] = machine.gpus
+        read_points(request.config.engine_cache_dir)  # one that cannot be read is an error now, not after the loads
+        measured |= {"name": request.sizes.source, "version": version}
+        return cls(request.config.engine_cache_dir, measured)
 
     def write(self, loads: Iterable[Mapping[str, Any]], prompt_tokens: int, command: str) -> None:
         """Keep a point for each load (`Figures.as_json`) of clients whose requests all succeeded. Raises SizingError.
 
         `prompt_tokens` is the length of prompts that the server did not count, `command` what measured them.
         """
-        points = [
-            Point(
+        whole = [each for each in loads if "concurrency" in each and each["complete"]]
+        kept = [each for each in whole if each["requests"]["succeeded"] and not each["requests"]["failed"]]
+        for each in kept:
+            point = Point(
                 **self.measured,
-                isl=max(1, round(load["prompt_tokens_mean"] or prompt_tokens)),
-                osl=max(1, round(load["output_tokens_mean"])),
-                clients=load["concurrency"],
-                tokens_per_second=load["output_tokens_per_second"],
-                ttft_p50=load["ttft_seconds"].get("p50"),
-                ttft_p99=load["ttft_seconds"].get("p99"),
-                itl=load["itl_seconds"].get("p50"),
+                isl=max(1, round(each["prompt_tokens_mean"] or prompt_tokens)),
+                osl=max(1, round(each["output_tokens_mean"])),
+                clients=each["concurrency"],
+                tokens_per_second=each["output_tokens_per_second"],
+                ttft_p50=each["ttft_seconds"].get("p50"),
+                ttft_p99=each["ttft_seconds"].get("p99"),
+                itl=each["itl_seconds"].get("p50"),
                 command=command,
                 date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             )
-            for load in loads
-            if "concurrency" in load and load["complete"]
-            if load["requests"]["succeeded"] and not load["requests"]["failed"]
-        ]
-        for point in points:
             write_point(self.folder, point)
-        if points:
-            say(Console(stderr=True), f"recorded in {self.folder / FILE_NAME}: {len(points)} loads")
+        if kept:
+            say(Console(stderr=True), f"recorded in {self.folder / FILE_NAME}: {len(kept)} loads")
         else:
             warn("nothing to record: a point is of clients (--concurrency) whose requests all succeed")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from djl_trtllm.commands.console import JsonOption, errors_for_the_reader, print_json, say
 from djl_trtllm.errors import DjlTrtllmError
-
-if TYPE_CHECKING:
-    from djl_trtllm.translate.translation import Translation
 
 app = typer.Typer(add_completion=False)
 _LOST = 3
@@ -43,7 +40,7 @@ def translate(
     """
     with errors_for_the_reader():
         from djl_trtllm.translate.reading import read
-        from djl_trtllm.translate.translation import engine_named, translate
+        from djl_trtllm.translate.translation import engine_named, rendered, translate
 
         if explain is not None:
             show_option(explain, as_json=as_json)
@@ -52,37 +49,27 @@ def translate(
             raise DjlTrtllmError("expected a file or a command line, and --to ENGINE; or --explain NAME")
         engine_named(to)
         found = translate(read(words, None if source is None else engine_named(source)), to)
-        _print(found, as_json=as_json)
+        if as_json:
+            print_json(vars(found) | {"lines": [line.as_json() for line in found.lines], "text": rendered(found)})
+        else:
+            print(rendered(found), end="")
+            console = Console(stderr=True)
+            for line in (line for line in found.lines if line.reason):
+                say(console, str(line))
+            for note in found.notes:
+                say(console, note, label="note:", style="cyan")
     if found.lost:
         raise typer.Exit(_LOST)
 
 
-def _print(found: Translation, *, as_json: bool) -> None:
-    from djl_trtllm.translate.translation import rendered, summary
-
-    if as_json:
-        print_json(vars(found) | {"lines": [line.as_json() for line in found.lines], "text": rendered(found)})
-        return
-    print(rendered(found), end="")
-    console = Console(stderr=True)
-    for line in found.lines:
-        if line.reason:
-            say(console, summary(line))
-    for note in found.notes:
-        say(console, note, label="note:", style="cyan")
-
-
 def show_option(name: str, *, as_json: bool) -> None:
     """Print one option in every engine. Raises `DjlTrtllmError` for a name that none has."""
-    from djl_trtllm.translate.names import explained, nearest
+    from djl_trtllm.translate.names import explained
 
     found = explained(name)
-    if found is None:
-        raise DjlTrtllmError(f"{name} is a name of no engine that is known here{nearest(name)}")
     if as_json:
         print_json(found)
         return
     for engine, row in found.items():
         detail = ": ".join(filter(None, (row["exactness"], row["reason"])))
-        title = " ".join(filter(None, (engine, row["version"])))
-        say(Console(), f"{title}: {row['name'] or '-'} ({detail})")
+        say(Console(), f"{' '.join(filter(None, (engine, row['version'])))}: {row['name'] or '-'} ({detail})")

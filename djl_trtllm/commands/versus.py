@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from djl_trtllm.commands import console
 from djl_trtllm.commands.console import errors_for_the_reader, print_json, print_report, warn
 from djl_trtllm.errors import BenchmarkError
-
-if TYPE_CHECKING:
-    from djl_trtllm.sizing.machines import Instance
-    from djl_trtllm.versus.rounds import Versus
 
 app = typer.Typer(add_completion=False)
 
@@ -58,7 +54,9 @@ def versus(
         from djl_trtllm.bench.report import require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan
         from djl_trtllm.commands.bench import check_api, closed_loops
+        from djl_trtllm.commands.size_request import Recorder
         from djl_trtllm.engines.hardware import read_states
+        from djl_trtllm.sizing.machines import instance_named
         from djl_trtllm.versus.engines import read_engines
         from djl_trtllm.versus.rounds import Measured, Versus, compare
 
@@ -68,7 +66,9 @@ def versus(
             read_prompts(load, output_tokens, "--load")
         if plot is not None:
             require_chart("--plot", plot)
-        priced = None if instance is None else _priced(instance)
+        priced = None if instance is None else instance_named(instance)
+        if priced is not None and priced.hourly_price is None:
+            raise BenchmarkError(f"--instance {instance}: there is no on-demand price of it in instances.toml")
         plan = Plan(
             target=Target.parse("http://127.0.0.1", {}),
             api=api,
@@ -81,13 +81,18 @@ def versus(
         found = Versus(model, plan, [Measured(engine) for engine in read_engines(engines)], priced)
         if record and not read_states():
             raise BenchmarkError("--record: points are of NVIDIA GPUs, and this machine has none; leave it out")
-        recorders = []
-        if record:
-            from djl_trtllm.commands.size_request import Recorder
-
-            recorders = [Recorder.of(model, name, None) for name in found.names]
+        recorders = [Recorder.of(model, name, None) for name in found.names if record]
         compare(found, rounds, console.progress_printer())
-        _print(found, as_json=as_json)
+        warn(*found.warnings)
+        if as_json:
+            print_json(found.as_json())
+        elif found.complete:
+            rows, differing = found.table(), found.configuration()
+            heading = ["Medians (lowest-highest). Options that differ:"] if differing else []
+            print_report(rows, heading, right=range(1, len(rows[0])))
+            print_report(differing, found.conclusion())
+        else:
+            warn("interrupted before every engine had a round: there is nothing to compare")
         if plot is not None and found.complete:
             write_chart("--plot", plot, found.picture())
         for recorder, measured in zip(recorders, found.engines, strict=bool(recorders)):
@@ -96,26 +101,3 @@ def versus(
         if found.failure is not None:
             raise found.failure
     raise typer.Exit(130 if found.interrupted else 3 if any(measured.failed for measured in found.engines) else 0)
-
-
-def _priced(name: str) -> Instance:
-    from djl_trtllm.sizing.machines import instance_named
-
-    instance = instance_named(name)
-    if instance.hourly_price is None:
-        raise BenchmarkError(f"--instance {name}: there is no on-demand price of {instance.name} in instances.toml")
-    return instance
-
-
-def _print(found: Versus, *, as_json: bool) -> None:
-    warn(*found.warnings)
-    if as_json:
-        print_json(found.as_json())
-        return
-    if not found.complete:
-        warn("interrupted before every engine had a round: there is nothing to compare")
-        return
-    rows, differing = found.table(), found.configuration()
-    heading = ["Medians (lowest-highest). Options that differ:"] if differing else []
-    print_report(rows, heading, right=range(1, len(rows[0])))
-    print_report(differing, found.conclusion())

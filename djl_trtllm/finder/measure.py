@@ -25,6 +25,7 @@ from djl_trtllm.engines.cache import EngineCache, installed_versions
 from djl_trtllm.engines.hardware import Hardware, available_memory
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import DjlTrtllmError, SizingError
+from djl_trtllm.files import write_whole
 from djl_trtllm.finder.trial import (
     Outcome,
     Phase,
@@ -106,7 +107,7 @@ class Search:
         return self.numbers[min(max(self._wanted(), lowest), highest)]
 
     def _wanted(self) -> int:
-        """Around the guess in growing steps until the result is between two trials, then the middle."""
+        """The place to try: around the guess in growing steps until two trials enclose the result, then the middle."""
         if self.guess is None or (self.fitting >= 0 and self.failing < len(self.numbers)):
             return (self.fitting + self.failing) // 2
         if not self.tried:
@@ -333,19 +334,13 @@ class StateFile:
 
     def write(self, state: MeasurementState) -> None:
         """Replace the file as a whole: at every moment it is the old state or the new one. Raises DjlTrtllmError."""
-        temporary = self.path.with_suffix(".new")  # one process holds the measurement
         try:
-            with temporary.open("wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(state)))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
+            write_whole(self.path, msgspec.json.format(msgspec.json.encode(state)))
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise self._not_writable(error) from error
 
     def forget(self) -> None:
-        """Measure anew."""
+        """Remove the state, so that the next measurement begins anew."""
         self.path.unlink(missing_ok=True)
 
     def _not_writable(self, error: OSError) -> DjlTrtllmError:

@@ -196,7 +196,7 @@ def _serve(runner: Runner, load: TrialLoad, model: Model, log: EngineLog) -> Non
 
 
 def specification() -> TrialSpec:
-    """The first line of standard input, read byte by byte: what follows is the parent's end."""
+    """The first line of standard input, read byte by byte. End of file, later, means that the parent died."""
     line = b""
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte

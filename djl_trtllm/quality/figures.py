@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 _ROUNDING = 1e-6
-"""Probability that 32-bit log-probabilities may lack, or have too much, in their sum."""
+"""The error of a sum of probabilities that come from 32-bit log-probabilities."""
 
 _MOST_NATS = 300.0
 
@@ -125,9 +125,9 @@ class Thresholds:
 
     agreement: float = 0.98
     divergence: float = 0.01
-    """Nats, mean over the compared positions."""
+    """The most nats, as the mean over the compared positions."""
     perplexity: float = 1.02
-    """Perplexity of one side over that of the other."""
+    """The most that the perplexity of one side may be of the other's."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ docs/sizing.md says how near it is to published measurements, and where it is of
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,26 +47,10 @@ PROMPT_TOKENS = 8192
 _BUSIEST = 0.95
 
 
-@dataclass(frozen=True)
-class Constants:
-    """Which part of the data sheet's numbers kernels reach, and the host's seconds, on one engine; see speed.toml."""
-
-    bandwidth: float
-    bf16: float
-    fp8: float
-    fp4: float
-    attention: float
-    experts: float
-    link: float
-    all_reduce: float
-    layer: float
-    grace: float
-    step: float
-    sequence: float
-
-
+Constants = Mapping[str, float]
+"""The part of the data sheet's numbers that kernels reach, and the host's seconds, on one engine; see speed.toml."""
 _TABLE = read_table("speed.toml", __package__)
-CONSTANTS = {engine: Constants(**_TABLE["gpu"], **host) for engine, host in _TABLE["host"].items()}
+CONSTANTS: Mapping[str, Constants] = {engine: _TABLE["gpu"] | host for engine, host in _TABLE["host"].items()}
 """By engine: the backends of `Conditions`."""
 
 
@@ -78,64 +62,43 @@ class _Matrices:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def multiply(self, constants: Constants) -> float:
-        return sum(seconds / float(getattr(constants, kind)) for kind, seconds in self.seconds.items())
+        return sum(seconds / constants[kind] for kind, seconds in self.seconds.items())
 
 
-@dataclass(frozen=True)
 class Rank:
-    """The work of one GPU for a token: it has a part of each layer of one of the pipeline's stages."""
+    """The work of one GPU for a token: it has a part of each layer of one of the pipeline's stages.
 
-    gpu: GpuModel
-    ranks: int
-    stages: int
-    layers: float
-    hidden: int
-    dense: _Matrices
-    experts: _Matrices
-    """The matrices of all experts together."""
-    head: _Matrices
-    chosen: float
-    """The part of the experts that a token goes to."""
-    windows: Sequence[tuple[int | None, float, float]]
-    """Windows; of all layers with one: the operations for each pair of tokens, and bytes in the cache per token."""
-    state: float
-    """Bytes of a sequence's state, whatever its length."""
+    `experts` are the matrices of all experts together, and `chosen` is the part of them that a token goes to.
+    """
 
-    @classmethod
-    def of(cls, sizes: CheckpointSizes, conditions: Conditions, gpu: GpuModel) -> "Rank":
+    def __init__(self, sizes: CheckpointSizes, conditions: Conditions, gpu: GpuModel) -> None:
         stages, degree, shape = conditions.pipeline_parallel, conditions.tensor_parallel, sizes.shape
+        self.gpu, self.ranks, self.stages = gpu, degree, stages
+        self.layers, self.hidden = len(sizes.layers) / stages, shape.hidden or 0
+        self.chosen = min(1.0, sizes.experts_per_token / sizes.experts) if sizes.experts else 0.0
+        self.dense, self.experts, self.head = _Matrices(), _Matrices(), _Matrices()
         division = Division(degree, shape.num_heads or 0, shape.num_kv_heads or 0)
         narrow = compute_format(conditions.quantization or sizes.quantization)
-        dense, experts, head = _Matrices(), _Matrices(), _Matrices()
         for part in sizes.parts:
             if part.group == "embedding" and not sizes.tied:
                 continue  # a lookup reads a row for each token
-            matrices = {"embedding": head, "head": head, "expert": experts}.get(part.group, dense)
+            matrices = {"embedding": self.head, "head": self.head, "expert": self.experts}.get(part.group, self.dense)
             share, size = division.share(part.group) / stages, part_bytes(part, sizes, conditions)
             used = narrow if size < 1.5 * part.elements and narrow in gpu.flops else "bf16"
             matrices.bytes += size * share
             spent = 2 * part.elements * share / gpu.flops[used]
             matrices.seconds[used] = matrices.seconds.get(used, 0.0) + spent
-        attending = [layer for layer in sizes.layers if layer.kind in ("attention", "latent")]
         pair = 4 * (shape.num_heads or 0) * (shape.head_dim or 0) / degree / stages
         kept = kv_bits(sizes, conditions) / 8 / stages
+        attending = [layer for layer in sizes.layers if layer.kind in ("attention", "latent")]
         by_window = {layer.window: [each for each in attending if each.window == layer.window] for layer in attending}
-        return cls(
-            gpu=gpu,
-            ranks=degree,
-            stages=stages,
-            layers=len(sizes.layers) / stages,
-            hidden=shape.hidden or 0,
-            dense=dense,
-            experts=experts,
-            head=head,
-            chosen=min(1.0, sizes.experts_per_token / sizes.experts) if sizes.experts else 0.0,
-            windows=[
-                (window, pair * len(layers), kept * sum(layer.per_token(degree) for layer in layers))
-                for window, layers in by_window.items()
-            ],
-            state=sum(layer.per_sequence(degree) for layer in sizes.layers) / stages,
-        )
+        # For all layers with a window: the operations for each pair of tokens, and bytes in the cache per token.
+        self.windows = [
+            (window, pair * len(layers), kept * sum(layer.per_token(degree) for layer in layers))
+            for window, layers in by_window.items()
+        ]
+        # Bytes of a sequence's state, whatever its length.
+        self.state = sum(layer.per_sequence(degree) for layer in sizes.layers) / stages
 
 
 @dataclass(frozen=True)
@@ -244,31 +207,31 @@ class Roofline:
     def _step(self, sequences: float, length: float) -> dict[str, float]:
         """Seconds of each part of a step. Some parts overlap, so a step takes less than their sum."""
         rank, constants = self.rank, self.constants
-        bandwidth = rank.gpu.bandwidth * constants.bandwidth
+        bandwidth = rank.gpu.bandwidth * constants["bandwidth"]
         touched = 1 - (1 - rank.chosen) ** sequences
-        weights = rank.dense.bytes + rank.head.bytes + rank.experts.bytes * touched / constants.experts
+        weights = rank.dense.bytes + rank.head.bytes + rank.experts.bytes * touched / constants["experts"]
         kept = sum(size * min(length, window or length) for window, _, size in rank.windows) + 2 * rank.state
-        host = constants.step + sequences * constants.sequence
+        host = constants["step"] + sequences * constants["sequence"]
         return {
             "reading the weights": weights / bandwidth,
             "multiplying": sequences * self._multiply(),
             "reading the KV cache": sequences * kept / bandwidth,
-            "starting kernels and all-reduces": rank.layers * constants.layer
-            + self._all_reduce(sequences, constants.all_reduce),
-            "the host's own work": host * (constants.grace if rank.gpu.grace else 1.0),
+            "starting kernels and all-reduces": rank.layers * constants["layer"]
+            + self._all_reduce(sequences, constants["all_reduce"]),
+            "the host's own work": host * (constants["grace"] if rank.gpu.grace else 1.0),
         }
 
     def prefill(self, tokens: float) -> float:
         """Seconds that a prompt of `tokens` adds to the steps in which it is read, on one stage."""
         rank = self.rank
         pairs = sum(each * _pairs(tokens, window) for window, each, _ in rank.windows)
-        attention = pairs / (rank.gpu.flops["bf16"] * self.constants.attention)
+        attention = pairs / (rank.gpu.flops["bf16"] * self.constants["attention"])
         return tokens * self._multiply(head=False) + attention + self._all_reduce(tokens, 0.0)
 
     def _multiply(self, *, head: bool = True) -> float:
         """Seconds of all multiplications for one token."""
         rank, constants = self.rank, self.constants
-        experts = rank.experts.multiply(constants) * rank.chosen / constants.experts
+        experts = rank.experts.multiply(constants) * rank.chosen / constants["experts"]
         return rank.dense.multiply(constants) + experts + (rank.head.multiply(constants) if head else 0.0)
 
     def _all_reduce(self, tokens: float, latency: float) -> float:
@@ -277,7 +240,7 @@ class Roofline:
         if rank.ranks == 1:
             return 0.0
         moved = 2 * (rank.ranks - 1) / rank.ranks * 2 * tokens * rank.hidden
-        return 2 * rank.layers * (latency + moved / (rank.gpu.link * self.constants.link))
+        return 2 * rank.layers * (latency + moved / (rank.gpu.link * self.constants["link"]))
 
 
 def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]) -> Speed:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import difflib
 import json
-import operator
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,29 +24,24 @@ from djl_trtllm.backends.extra_options import kinds_of
 from djl_trtllm.backends.vllm.names import known_versions, tabled_arguments
 from djl_trtllm.config import Backend
 from djl_trtllm.config.compat import triton, truss
+from djl_trtllm.config.explain import plain_value
 from djl_trtllm.config.options import OPTIONS, find, suggest
-from djl_trtllm.config.options.option import NotAValueError, as_text
+from djl_trtllm.config.options.option import NotAValueError, Option, as_text
+from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.files import read_table
 
 _ENGINES = read_table("engines.toml", __package__)
+_NAMES = read_table("names.json", __package__)
 WORKERS: Mapping[str, str] = {engine: row["runs"] for engine, row in _ENGINES.items() if "runs" in row}
 """Dynamo's workers, each with the engine whose arguments it takes beside its own."""
 TITLES: Mapping[str, str] = {engine: row["title"] for engine, row in _ENGINES.items() if engine not in WORKERS}
 """The engines by the names that users write, with the names that messages show."""
-MODULES: Mapping[str, str] = {engine: row["starts"][-1] for engine, row in _ENGINES.items() if "starts" in row}
-"""The Python modules, or programs, that start the engines."""
 STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for words in row.get("starts", ())}
 """The words that start an engine."""
 ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
 """The engines that have names of their own."""
-_BOUND = re.compile(r"\b([gl][et])=(\d+)")
-"""A bound of a number, as Pydantic writes it in a type."""
-_BOUNDS = {
-    "ge": ("of at least", operator.ge),
-    "gt": ("above", operator.gt),
-    "le": ("of at most", operator.le),
-    "lt": ("below", operator.lt),
-}
+_BOUNDS = {"ge": "at_least", "gt": "above", "le": "at_most", "lt": "below"}
+"""The bounds of a number, as Pydantic writes them in a type (`Field(ge=1)`), by their names in `Option`."""
 
 
 def base(engine: str) -> str:
@@ -58,16 +53,18 @@ def base(engine: str) -> str:
 class EngineNames:
     """The names of one engine with their types, and other spellings of them.
 
-    `dropped` has the last version with a name and the first one without it, of those that were read. A command line of
-    an engine that `abbreviates` may have the beginning of a name.
+    `dropped` has the last version with a name and the first one without it, of those that were read. `module` is the
+    Python module that starts the engine. A command line of an engine that `abbreviates` may have the beginning of a
+    name.
     """
 
     title: str
     version: str
     names: Mapping[str, str]
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    dropped: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    abbreviates: bool = False
+    aliases: Mapping[str, str]
+    dropped: Mapping[str, Sequence[str]]
+    module: str
+    abbreviates: bool
 
     def find(self, spelling: str) -> str | None:
         """The name that a flag or a key means: `--max-model-len` is `max_model_len`; None where there is none.
@@ -89,7 +86,7 @@ class EngineNames:
 
     def has(self, path: str) -> bool:
         """Whether the engine has a name, or an object that a path such as `speculative_config.method` begins with."""
-        return any(path[:end] in self.names for end in (*(m.start() for m in re.finditer(r"\.", path)), len(path)))
+        return any(f"{path}.".startswith(f"{name}.") for name in self.names)
 
     def is_list(self, name: str) -> bool:
         """Whether a name has a list and nothing else as its value; `str | list[str]` takes a text too."""
@@ -98,10 +95,11 @@ class EngineNames:
 
     def refusal(self, name: str, value: Any) -> str:
         """Why the engine refuses a number, by the bounds of its type (`Field(ge=1, le=2048)`); "" where it does not."""
-        bounds = _BOUND.findall(self.names.get(name, ""))
-        if not isinstance(value, (int, float)) or all(_BOUNDS[kind][1](value, int(most)) for kind, most in bounds):
-            return ""
-        return f"{self.title} takes a number {' and '.join(f'{_BOUNDS[kind][0]} {most}' for kind, most in bounds)}"
+        found = re.findall(r"\b([gl][et])=(\d+)", self.names.get(name, ""))
+        limits: dict[str, Any] = {_BOUNDS[kind]: int(most) for kind, most in found}
+        bounds = Option(name, "", **limits)
+        refused = isinstance(value, (int, float)) and not bounds.allows(value)
+        return f"{self.title} takes a number: {bounds.range_text}" if refused else ""
 
     def similar(self, spelling: str) -> str | None:
         known = (*self.names, *self.aliases)
@@ -115,10 +113,8 @@ def bare(spelling: str) -> str:
 @cache
 def names_of(engine: str) -> EngineNames:
     """The names of an engine, or of a worker of Dynamo (`dynamo.vllm`)."""
-    row = _ENGINES[engine]
-    own: dict[str, Any] = _names().get(engine, {"version": row.get("version", "")})
-    names, aliases = dict(own.get("names", {})), own.get("aliases", {})
-    dropped = {name: (last, first) for name, (last, first) in own.get("dropped", {}).items()}
+    row = {"version": "", "names": {}, "aliases": {}, "dropped": {}} | _ENGINES[engine] | _NAMES.get(engine, {})
+    names, aliases, dropped = dict(row["names"]), row["aliases"], dict(row["dropped"])
     *earlier, newest = known_versions()
     if engine == "lmi":
         names = {declared.key: declared.expectation for declared in OPTIONS.values()}
@@ -127,49 +123,54 @@ def names_of(engine: str) -> EngineNames:
         names = dict.fromkeys(triton.OPTION_OF, "str")
     elif engine == "vllm":
         names |= tabled_arguments(newest)
+        aliases = {"O": "optimization_level"} | aliases  # which its parser has, and no argument
         dropped |= {n: (last, newest) for last in earlier for n in tabled_arguments(last) if n not in names}
     elif engine in WORKERS:
-        inside = names_of(base(engine))
+        inside, prefix = names_of(base(engine)), row.get("prefix", "")
         taken = tabled_arguments(newest) if base(engine) == "vllm" else inside.names
-        prefix = row.get("prefix", "")
         names |= {f"{prefix}{name}": kind for name, kind in taken.items() if not name.startswith("--")}
         aliases = {} if prefix else inside.aliases
-    return EngineNames(row["title"], own["version"], names, aliases, dropped, row.get("abbreviates", False))
+    module, abbreviates = row.get("starts", [""])[-1], row.get("abbreviates", False)
+    return EngineNames(row["title"], row["version"], names, aliases, dropped, module, abbreviates)
 
 
-@cache
-def _names() -> dict[str, Any]:
-    return read_table("names.json", __package__)
+# -- values ------------------------------------------------------------------------------------------------------------
 
-
-# -- the rows ----------------------------------------------------------------------------------------------------------
-
-_TABLE = read_table("rows.toml", __package__)
-REPLACED: Mapping[str, Mapping[str, str]] = _TABLE.pop("replaced")
-_ROWS: Mapping[str, Mapping[str, Any]] = {
-    row: {key: {"name": rule} if key in TITLES and isinstance(rule, str) else rule for key, rule in rules.items()}
-    for row, rules in _TABLE.items()
-}
-PATCH = "trt_llm.runtime.patch_kwargs."
-_UNCHECKED = "patch_kwargs passes it to TensorRT-LLM, and Truss does not check it"
+PLACEHOLDER = re.compile(r"\$\w|\${")
+"""The beginning of a variable of the shell, or of a placeholder of Triton's scripts, which may be any value."""
+_HUMAN = re.compile(r"(\d+(?:\.\d*)?)([kmgKMG])")
+_UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+"""`8k` is 8000 for vLLM, and `8K` is 8192."""
+_SCALAR = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,18})?|true|false", re.IGNORECASE | re.ASCII)
+_MOST_NESTED = 200
 
 
 @dataclass(frozen=True)
 class Name:
-    """A row's name in one engine. `near` is the reason why it is not the same, "" where it is.
+    """A row's name in one engine, or why it is `lost` there. `near` says why it is not the same, "" where it is.
 
     `values` are that engine's by those of the option; a value without one is lost. A number there is the option's
     divided by `scale`. `negated` is the opposite switch. With `many` it takes nothing but a list. `borrowed` belongs to
     another row.
     """
 
-    name: str
+    name: str = ""
     near: str = ""
-    negated: bool = False
+    lost: str = ""
     values: Mapping[str, str] | None = None
-    scale: float = 1
+    scale: int = 1
+    negated: bool = False
     many: bool = False
     borrowed: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        exactness = "lost" if self.lost else "near" if self.near else "same"
+        shown = {
+            "name": "!" * self.negated + self.name or None,
+            "exactness": exactness,
+            "reason": self.lost or self.near,
+        }
+        return shown | ({"values": self.values} if self.values and not self.lost else {})
 
     def write(self, value: Any) -> Any:
         """The value of the option as this engine writes it. Raises ValueError for a value that it does not have."""
@@ -188,8 +189,7 @@ class Name:
         if self.values is not None:
             text = "null" if value is None else as_text(value)
             inverse = {theirs: ours for ours, theirs in self.values.items()}
-            declared = OPTIONS.get(row)
-            words = declared is None or not declared.type.choices or rule(row, "words")
+            words = row not in OPTIONS or not OPTIONS[row].type.choices or rule(row, "words")
             if text not in inverse and words and not PLACEHOLDER.search(text):
                 raise NotAValueError(f"it is a word of {self.name}")
             return _typed(row, inverse.get(text, text))
@@ -197,10 +197,6 @@ class Name:
         if self.negated and isinstance(ours, bool):
             return not ours
         return ours * self.scale if self.scale != 1 and isinstance(ours, (int, float)) else ours
-
-
-PLACEHOLDER = re.compile(r"\$\w|\${")
-"""The beginning of a variable of the shell, or of a placeholder of Triton's scripts, which may be any value."""
 
 
 def _typed(row: str, value: Any) -> Any:
@@ -211,7 +207,7 @@ def _typed(row: str, value: Any) -> Any:
     if declared is None or rule(row, "words"):
         return scalar(value)
     try:
-        return _plain(declared.type.parse(text, declared.option))
+        return plain_value(declared, declared.type.parse(text, declared.option))
     except NotAValueError:
         if PLACEHOLDER.search(text):
             return value
@@ -220,55 +216,94 @@ def _typed(row: str, value: Any) -> Any:
         raise
 
 
-_HUMAN = re.compile(r"(\d+(?:\.\d*)?)([kmgKMG])")
-_UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-"""`8k` is 8000 for vLLM, and `8K` is 8192."""
-
-
-def _plain(value: Any) -> Any:
-    """A value of an option as TOML and JSON have it."""
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (bool, int, float, list, type(None))) else as_text(value)
-
-
 def scalar(value: Any) -> Any:
     """The number or the switch that a text is. Other text, and a value that is no text, stays as it is."""
-    text = as_text(value)
-    if not isinstance(value, str) or not re.fullmatch(r"-?\d{1,18}(\.\d{1,18})?|true|false", text, re.IGNORECASE):
-        return value
-    return json.loads(text.lower()) if not re.match(r"-?0\d", text) else value
+    return json.loads(value.lower()) if isinstance(value, str) and _SCALAR.fullmatch(value) else value
+
+
+def parsed(text: str) -> Any:
+    """A value of a command line or a file: JSON where it is an object or a list, else text."""
+    if text[:1] in ("{", "[") and text.count("{") + text.count("[") <= _MOST_NESTED:
+        with suppress(ValueError):
+            return json.loads(text)
+    return text
+
+
+# -- the rows ----------------------------------------------------------------------------------------------------------
+
+PATCH = "trt_llm.runtime.patch_kwargs."
+_UNCHECKED = "patch_kwargs passes it to TensorRT-LLM, and Truss does not check it"
+
+
+def _path(target: Target, places: Mapping[str, str]) -> str:
+    """The argument as the YAML file of trtllm-serve has it: `kv_cache_config.max_tokens`."""
+    if target.owner == "LLM":
+        return target.name
+    owner, _, name = places[target.owner].partition(".")
+    return f"{_path(Target(owner, name), places)}.{target.name}"
+
+
+def _elsewhere() -> Iterator[tuple[str, str, str]]:
+    """The names that other tables have: engine, row and name."""
+    places = read_table("options.toml", "djl_trtllm.backends.tensorrt_llm")["places"]
+    for backend, engine in ((Backend.PYTORCH, "trtllm-serve"), (Backend.VLLM, "vllm")):
+        for row, effect in effects_on(backend).items():
+            if isinstance(effect, Passed):
+                name = effect.targets[0].name if engine == "vllm" else _path(effect.targets[0], places)
+                if engine == "vllm" or name in names_of(engine).names:
+                    yield engine, row, name
+    for row, declared in OPTIONS.items():
+        yield "lmi", row, declared.key
+        if declared.option.legacy and row in names_of("vllm").names:
+            yield "vllm", row, row
+    for engine, options in (("triton", triton.OPTION_OF), ("truss", truss.OPTION_OF)):
+        for name, key in options.items():
+            option = find(key)
+            if option is not None and name in names_of(engine).names:
+                yield engine, option.name, name
+
+
+def _rows() -> dict[str, dict[str, Any]]:
+    """The table with the names that other tables have: of a row with `all` it says itself which engines have one."""
+    found: dict[str, dict[str, Any]] = {row: {} for row in OPTIONS}
+    for row, rules in _TABLE.items():
+        found[row] = {key: {"name": r} if key in TITLES and isinstance(r, str) else r for key, r in rules.items()}
+    for engine, row, name in _elsewhere():
+        if engine == "lmi" or "all" not in found[row]:
+            found[row].setdefault(engine, {}).setdefault("name", name)
+    return found
+
+
+_TABLE = read_table("rows.toml", __package__)
+REPLACED: Mapping[str, Mapping[str, str]] = _TABLE.pop("replaced")
+ROWS = _rows()
+"""The rows by name, the options first: the cell of each engine by the engine's name, and what holds for all engines."""
 
 
 def rule(row: str, part: str) -> Any:
-    """The value in a row of `rows.toml` that holds for all engines, such as `part_of`; None where there is none."""
-    return _ROWS.get(row, {}).get(part)
+    """The value in a row that holds for all engines, such as `part_of`; None where there is none."""
+    return ROWS.get(row, {}).get(part)
 
 
 def cell(row: str, engine: str) -> Mapping[str, Any]:
     """The value in a row for an engine. A worker of Dynamo has that of all workers, else that of the engine it runs."""
-    shared = rule(row, "dynamo") if engine in WORKERS else None
-    found: Mapping[str, Any] = shared or rule(row, base(engine)) or {}
+    found: Mapping[str, Any] = (engine in WORKERS and rule(row, "dynamo")) or rule(row, base(engine)) or {}
     return found
 
 
-def name_in(row: str, engine: str) -> Name | str:
-    """The row's name in an engine (or worker of Dynamo), or the reason why it has none."""
-    own = cell(row, engine)
-    lost = rule(row, "secret") or own.get("lost")
-    if "name" not in own and engine != "lmi":
-        lost = lost or (rule(row, "all") or {}).get("lost")
-    found = lost or _own_name(row, engine) or _instead(row, engine)
-    return found or dropped(engine, row) or f"{names_of(engine).title} has no counterpart"
+def name_in(row: str, engine: str) -> Name:
+    """The row's name in an engine (or worker of Dynamo)."""
+    own, everywhere = cell(row, engine), rule(row, "all") if engine != "lmi" else None
+    lost = rule(row, "secret") or own.get("lost") or (everywhere and "name" not in own and everywhere["lost"])
+    found = None if lost else _own_name(row, engine) or _instead(row, engine)
+    return found or Name(lost=lost or dropped(engine, row) or f"{names_of(engine).title} has no counterpart")
 
 
 def _own_name(row: str, engine: str) -> Name | None:
     own, names = cell(row, engine), names_of(engine)
-    if row.startswith(f"{engine}."):
-        name = row.removeprefix(f"{engine}.")  # a name that this engine alone knows, see `row_of`
-        return Name(name, many=names.is_list(name))
-    private = row.removeprefix(f"{base(engine)}.") if row.startswith(f"{base(engine)}.") else None
-    written = own.get("name") or private or (_lmi_key(row) if engine == "lmi" else _tables()[base(engine)].get(row))
+    # A name that this engine alone knows has its own row, see `row_of`.
+    private = next((row.removeprefix(f"{each}.") for each in (engine, base(engine)) if row.startswith(f"{each}.")), "")
+    written = private or own.get("name") or (_passed_by_lmi(row) if engine == "lmi" else None)
     if written is None:
         return _patched(row) if engine == "truss" else None
     name = written.removeprefix("!")
@@ -285,18 +320,18 @@ def _own_name(row: str, engine: str) -> Name | None:
 def _patched(row: str) -> Name | None:
     """An argument of TensorRT-LLM that Truss has no name for."""
     known = name_in(row, "trtllm-serve")
-    if isinstance(known, str) or known.name.startswith("--") or known.borrowed:
+    if known.lost or known.name.startswith("--") or known.borrowed:
         return None
     return replace(known, name=f"{PATCH}{known.name}", near="; ".join(filter(None, (known.near, _UNCHECKED))))
 
 
-def _instead(row: str, engine: str) -> Name | str | None:
+def _instead(row: str, engine: str) -> Name | None:
     """The name of another row that is near."""
     instead = cell(row, engine).get("instead")
     if instead is None:
         return None
     other = name_in(instead["row"], engine)
-    if isinstance(other, str):
+    if other.lost:
         return other
     values = other.values
     if "values" in instead:
@@ -305,77 +340,38 @@ def _instead(row: str, engine: str) -> Name | str | None:
     return replace(other, near=near, borrowed=True, values=values)
 
 
-def _lmi_key(row: str) -> str | None:
-    """LMI's key: that of the option, else `option.NAME` of an argument of vLLM's engine, which LMI passes on."""
-    if row in OPTIONS:
-        return OPTIONS[row].key
+def _passed_by_lmi(row: str) -> str | None:
+    """LMI's key for an argument of vLLM's engine that is no option: LMI passes it on."""
     argument = cell(row, "vllm").get("name") or row.removeprefix("vllm.")
     passed = argument in tabled_arguments(known_versions()[-1]) and argument not in OPTIONS
     return f"option.{argument}" if passed else None
 
 
-def name_in_lmi_of_vllm(row: str) -> Name | str:
+def name_in_lmi_of_vllm(row: str) -> Name:
     """The row's name in LMI where it runs vLLM: an option without effect there is passed on by vLLM's own name."""
     declared = OPTIONS.get(row)
     if declared is None or declared.option.effect_everywhere or row in effects_on(Backend.VLLM):
         return name_in(row, "lmi")
     there = name_in(row, "vllm")
-    if isinstance(there, str) or there.name in tabled_arguments(known_versions()[-1]):
-        return there if isinstance(there, str) else replace(there, name=f"option.{there.name}")
-    return "LMI has no counterpart where it runs vLLM"
-
-
-@cache
-def _tables() -> Mapping[str, Mapping[str, str]]:
-    """The names that other tables have, by engine and option."""
-    places = read_table("options.toml", "djl_trtllm.backends.tensorrt_llm")["places"]
-    passed = {
-        backend: {name: effect.targets[0] for name, effect in effects_on(backend).items() if isinstance(effect, Passed)}
-        for backend in (Backend.PYTORCH, Backend.VLLM)
-    }
-    paths = {name: _path(target, places) for name, target in passed[Backend.PYTORCH].items()}
-    found: dict[str, dict[str, str]] = {engine: {} for engine in TITLES}
-    found["trtllm-serve"] = {name: path for name, path in paths.items() if path in names_of("trtllm-serve").names}
-    legacy = [name for name, declared in OPTIONS.items() if declared.option.legacy and name in names_of("vllm").names]
-    found["vllm"] = {name: target.name for name, target in passed[Backend.VLLM].items()} | {n: n for n in legacy}
-    for engine, options in (("triton", triton.OPTION_OF), ("truss", truss.OPTION_OF)):
-        for name, key in options.items():
-            declared = find(key)
-            if declared is not None and (engine == "triton" or name in names_of("truss").names):
-                found[engine].setdefault(declared.name, name)
-    return found
-
-
-def _path(target: Target, places: Mapping[str, str]) -> str:
-    """The argument as the YAML file of trtllm-serve has it: `kv_cache_config.max_tokens`."""
-    if target.owner == "LLM":
-        return target.name
-    owner, _, name = places[target.owner].partition(".")
-    return f"{_path(Target(owner, name), places)}.{target.name}"
-
-
-@cache
-def rows() -> tuple[str, ...]:
-    """Every row: the options, and the settings that are none."""
-    return (*OPTIONS, *(row for row in _ROWS if row not in OPTIONS))
+    passed = there.lost or there.name in tabled_arguments(known_versions()[-1])
+    return replace(there, name=f"option.{there.name}") if passed else Name(lost="LMI has no counterpart on vLLM")
 
 
 @cache
 def _claims(engine: str) -> Mapping[str, str]:
     """The row of each name of an engine. Several rows may have a name: a row that means the same there comes first."""
-    names = ((_own_name(row, engine), row) for row in rows())
+    names = ((_own_name(row, engine), row) for row in ROWS)
     owned = [(own, row) for own, row in names if own is not None and not own.name.startswith(PATCH)]
-    found: dict[str, str] = {}
-    for own, row in sorted(owned, key=lambda pair: (bool(pair[0].near), pair[0].negated)):
-        found.setdefault(own.name, row)
-    return {cell(row, engine)["also"]: row for row in _ROWS if "also" in cell(row, engine)} | found
+    also = {cell(row, engine)["also"]: row for row in ROWS if "also" in cell(row, engine)}
+    ordered = sorted(owned, key=lambda pair: (bool(pair[0].near), pair[0].negated))
+    return also | {own.name: row for own, row in reversed(ordered)}
 
 
 def row_of(name: str, engine: str) -> str:
     """The row of an engine's name; a name that no row has is one of its own, which that engine alone knows."""
     if engine == "lmi":
         declared = find(name)
-        row = name if name in _ROWS else declared.name if declared is not None else _claims("lmi").get(name)
+        row = name if name in _TABLE else declared.name if declared is not None else _claims("lmi").get(name)
         return row or row_of(name.removeprefix("option."), "vllm")
     claimed = _claims(engine).get(name)
     if claimed is None and engine in WORKERS and names_of(base(engine)).has(name := name.removeprefix("trtllm.")):
@@ -383,30 +379,25 @@ def row_of(name: str, engine: str) -> str:
     return claimed or f"{engine}.{name}"
 
 
-def explained(spelling: str) -> Mapping[str, Mapping[str, Any]] | None:
-    """One option in every engine by any of its names, as JSON, or why an engine has none; None if none knows it."""
+# -- what is said of a name --------------------------------------------------------------------------------------------
+
+
+def explained(spelling: str) -> Mapping[str, Mapping[str, Any]]:
+    """One option in every engine by any of its names, as JSON, or why an engine has none.
+
+    Raises `DjlTrtllmError` for a name that none has, with what replaced it, or a similar one.
+    """
     declared = find(spelling) or find(f"option.{spelling}")
-    row = declared.name if declared is not None else spelling if spelling in _ROWS else None
+    row = declared.name if declared is not None else spelling if spelling in _TABLE else None
     for engine in ENGINES:
         name = names_of(engine).find(spelling)
         row = row or (None if name is None else row_of(name, engine))
-    if row is None:
-        return None
-    return {engine: {"version": names_of(engine).version, **_described(name_in(row, engine))} for engine in ENGINES}
-
-
-def _described(own: Name | str) -> Mapping[str, Any]:
-    if isinstance(own, str):
-        return {"name": None, "exactness": "lost", "reason": own}
-    shown = {"name": "!" * own.negated + own.name, "exactness": "near" if own.near else "same", "reason": own.near}
-    return shown | ({"values": own.values} if own.values else {})
-
-
-def nearest(spelling: str) -> str:
-    """The advice about a name that no engine has: what replaced it, or a similar one."""
+    if row is not None:
+        return {engine: {"version": names_of(engine).version, **name_in(row, engine).as_json()} for engine in ENGINES}
     gone = next(filter(None, (dropped(engine, spelling) for engine in ENGINES)), None)
-    found = suggest(spelling) or next(filter(None, (names_of(engine).similar(spelling) for engine in ENGINES)), None)
-    return f": {gone}" if gone else f"; did you mean {found}?" if found else ""
+    near = suggest(spelling) or next(filter(None, (names_of(engine).similar(spelling) for engine in ENGINES)), None)
+    advice = f": {gone}" if gone else f"; did you mean {near}?" if near else ""
+    raise DjlTrtllmError(f"{spelling} is a name of no engine that is known here{advice}")
 
 
 def dropped(engine: str, spelling: str) -> str | None:
@@ -416,16 +407,3 @@ def dropped(engine: str, spelling: str) -> str | None:
     was = f"{names.title} {versions[0]} had it, {versions[1]} does not" if versions else None
     was = was or (f"{names.title} dropped it" if instead else None)
     return f"{was}; instead: {instead}" if was and instead else was
-
-
-def parsed(text: str) -> Any:
-    """A value of a command line or a file: JSON where it is an object or a list, else text."""
-    if text[:1] in ("{", "[") and text.count("{") + text.count("[") <= _MOST_NESTED:
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-    return text
-
-
-_MOST_NESTED = 200

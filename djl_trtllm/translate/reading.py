@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -21,7 +22,7 @@ from djl_trtllm.backends.extra_options import scalar_of
 from djl_trtllm.config.compat import triton, truss
 from djl_trtllm.config.compat.foreign_format import FormatError
 from djl_trtllm.config.options import suggest
-from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
+from djl_trtllm.config.sources import Origin, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
 from djl_trtllm.translate.names import (
@@ -29,7 +30,6 @@ from djl_trtllm.translate.names import (
     STARTS,
     TITLES,
     WORKERS,
-    EngineNames,
     bare,
     base,
     dropped,
@@ -49,10 +49,6 @@ _ENDS = re.compile(r"&{1,2}|\|{1,2}|;|\d?>{1,2}.*|<.*")
 _LINE_ENDS = re.compile(r"""('[^']*'?|"(?:\\.|[^"\\])*"?|\\[^\n])|(?<!\S)\#[^\n]*|\\\n|\n""", re.DOTALL)
 """Quoted text, which stays, also without its end: looking for that again at each later quote would take minutes; an
 escape; a comment; a line that goes on; the end of a command."""
-_LEVEL = re.compile(r"-O(?:=?(\w+))?")
-"""vLLM takes `-O3` for `--optimization-level=3`."""
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_NUMBER = re.compile(r"-\.?\d.*")
 _FILES = ("config", "extra_llm_api_options", "extra_engine_args")
 """Flags that name a YAML file of the engine's arguments."""
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
@@ -60,19 +56,38 @@ _IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
 
 
 @dataclass(frozen=True)
-class Given:
-    """One setting. `text` is what was written, as it may be shown; `name` is the name of it in `engine`.
+class Line:
+    """One setting in the terms of an engine, as it was `written`: a name and a value; a lost one has neither.
 
-    Without a name, `problem` says why it has no counterpart anywhere, or why it sets nothing on this server.
+    `reason` says why it is near or lost, and `row` is the row of `rows.toml` that it was translated by. What is
+    `of_this_server` sets nothing here: its reason is of no other engine.
     """
 
-    text: str
+    written: str
     engine: str
     value: Any = None
     origin: Origin = _LINE
     name: str | None = None
-    problem: str = ""
+    reason: str = ""
+    row: str = ""
     of_this_server: bool = False
+
+    @property
+    def exactness(self) -> str:
+        """`same` where the engine does the same with the line, `near`, or `lost` where it has no line."""
+        return "lost" if self.name is None else "near" if self.reason else "same"
+
+    def lost(self, reason: str) -> Line:
+        return replace(self, name=None, value=None, reason=reason)
+
+    def as_json(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in ("exactness", "reason", "name", "value", "row")}
+        return {"written": self.written, "origin": str(self.origin), **named}
+
+    def __str__(self) -> str:
+        """One line about it: `near: --max-model-len=8192 (command line): the reason`."""
+        text = f"{self.exactness}: {self.written} ({self.origin})"
+        return " ".join((f"{text}: {self.reason}" if self.reason else text).split())
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,7 @@ class Input:
     """
 
     engine: str
-    settings: tuple[Given, ...]
+    settings: tuple[Line, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -92,24 +107,25 @@ def read(words: Sequence[str], engine: str | None = None) -> Input:
 
     `engine` is the one that a command line without a program, or a YAML file, is for.
     """
-    if len(words) > 1:
-        return read_command(shlex.join(words), engine)
     path = Path(words[0])
-    is_file = not re.search(r"\s", words[0].strip()) and (path.suffix or path.exists())
-    return _read_path(path, engine) if is_file else read_command(words[0], engine)
+    if len(words) > 1 or re.search(r"\s", words[0].strip()) or not (path.suffix or path.exists()):
+        return read_command(words[0] if len(words) == 1 else shlex.join(words), engine)
+    return _read_path(path, engine)
 
 
 def _read_path(path: Path, engine: str | None) -> Input:
     if path.is_dir():
-        raise DjlTrtllmError(
-            f"{path} is a directory: name the file in it, such as {path / 'serving.properties'}, config.pbtxt or "
-            "config.yaml"
-        )
+        files = f"{path / 'serving.properties'}, config.pbtxt or config.yaml"
+        raise DjlTrtllmError(f"{path} is a directory: name the file in it, such as {files}")
     try:
         text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise DjlTrtllmError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return read_text(text, str(path), engine)
+    found = read_text(text, str(path), engine)
+    beside = triton.llm_api_file(path) if path.suffix == ".pbtxt" else None
+    if beside is None:
+        return found
+    return replace(found, settings=(*found.settings, *_read_path(beside, "triton").settings))
 
 
 def read_text(text: str, path: str, engine: str | None = None) -> Input:
@@ -120,62 +136,61 @@ def read_text(text: str, path: str, engine: str | None = None) -> Input:
     if suffix == ".properties":
         return _of_sources("lmi", [parse_properties(text, path)])
     if suffix == ".pbtxt":
-        found = _of_sources("triton", [triton.parse_config(text, path)])
-        if triton.model_of(triton.parse(text), path) == triton.ENGINE_MODEL:
-            return found
-        return replace(found, settings=tuple(map(_of_another_batch, found.settings)))
+        around = triton.model_of(triton.parse(text), path) != triton.ENGINE_MODEL
+        return _of_sources("triton", [triton.parse_config(text, path)], around=around)
     if suffix not in _YAML:
         return read_command(text, engine)
     if engine in (None, "truss") and truss.is_truss(text):
         return _read_truss(text, path)
+    if engine == "triton":
+        return _read_llm_api(text, path)
     return _read_yaml(text, path, engine)
 
 
-def _of_another_batch(given: Given) -> Given:
-    return replace(given, name=None, problem=_OTHER_BATCH) if "batch_size" in given.text else given
-
-
-def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
-    """Settings that `config/` has read: they have LMI's keys, whatever the file is."""
+def _of_sources(engine: str, sources: Sequence[Source], *, around: bool = False) -> Input:
+    """Settings that `config/` has read, with LMI's keys; with `around` of a step of Triton around the engine."""
     if problems := [problem for source in sources for problem in source.problems]:
         raise ConfigError(problems)
-    settings: list[Given] = []
-    notes: list[str] = []
-    for source in sources:
-        # Of Truss's two names of the model the one that clients use counts, as in `config/`.
-        ordered = sorted(source.settings, key=lambda setting: engine == "truss" and setting.name != "model_name")
-        settings += map(_of_setting, ordered)
-        settings += [
-            Given(each.assignment, "lmi", origin=each.origin, problem=each.reason, of_this_server=not each.unknown)
-            for each in source.ignored
-        ]
-        reasons = {each.reason for each in source.ignored}
-        notes += [text for text in (*source.warnings, *source.notes) if not any(reason in text for reason in reasons)]
-    return Input(engine, tuple(settings), tuple(notes))
-
-
-def _of_setting(setting: Setting) -> Given:
-    row = row_of(setting.key, "lmi")
-    given = Given(setting.assignment, "lmi", parsed(setting.value), setting.origin, setting.key)
-    if setting.name == "gpt_model_path" or setting.name.endswith(".engine_repository"):
-        return replace(given, name="compiled_engine")
-    if not row.startswith("vllm.") or row.removeprefix("vllm.") in names_of("vllm").names:
-        return given
-    near = suggest(setting.key)
-    advice = dropped("vllm", setting.name_in_engine) or (
-        f"did you mean {near}?" if near else "docs/options.md lists them"
-    )
-    return replace(given, name=None, problem=f"LMI has no such option; {advice}")
+    # Of Truss's two names of the model the one that clients use counts, as in `config/`.
+    settings = [setting for source in sources for setting in source.settings]
+    settings.sort(key=lambda setting: engine == "truss" and setting.name != "model_name")
+    found = []
+    for setting in settings:
+        compiled = setting.name == "gpt_model_path" or setting.name.endswith(".engine_repository")
+        name = "compiled_engine" if compiled else setting.key
+        problem = _OTHER_BATCH if around and "batch_size" in setting.assignment else ""
+        private = row_of(name, "lmi").partition("vllm.")[2]
+        if private and private not in names_of("vllm").names:
+            near = suggest(setting.key)
+            advice = f"did you mean {near}?" if near else "docs/options.md lists them"
+            problem = f"LMI has no such option; {dropped('vllm', setting.name_in_engine) or advice}"
+        value = parsed(setting.value)
+        found.append(Line(setting.assignment, "lmi", value, setting.origin, None if problem else name, problem))
+    ignored = [each for source in sources for each in source.ignored]
+    found += [
+        Line(e.assignment, "lmi", origin=e.origin, reason=e.reason, of_this_server=not e.unknown) for e in ignored
+    ]
+    notes = (text for source in sources for text in (*source.warnings, *source.notes))
+    return Input(engine, tuple(found), tuple(n for n in notes if not any(each.reason in n for each in ignored)))
 
 
 def _read_truss(text: str, path: str) -> Input:
     """A Truss's own settings, and the settings of TensorRT-LLM's YAML file that it passes on."""
     found = _of_sources("truss", truss.parse_config(text, path)[:1])
-    own = [each for each in found.settings if not each.text.startswith(PATCH)]
-    leaves = _leaves(truss.compose(text))
-    passed = [(name.removeprefix(PATCH), node) for name, node in leaves if name.startswith(PATCH)]
-    given = (replace(each, text=PATCH + each.text) for each in _of_leaves(passed, path, "trtllm-serve"))
-    return replace(found, settings=(*own, *given))
+    own = [each for each in found.settings if not each.written.startswith(PATCH)]
+    leaves = [(name, node) for name, node in _leaves(truss.compose(text)) if name.startswith(PATCH)]
+    passed = _of_leaves(((name.removeprefix(PATCH), node) for name, node in leaves), path, "trtllm-serve")
+    return replace(found, settings=(*own, *(replace(each, written=PATCH + each.written) for each in passed)))
+
+
+def _read_llm_api(text: str, path: str) -> Input:
+    """The settings of a `model.yaml` of Triton's LLM API: options, and arguments of TensorRT-LLM beside them."""
+    found = _of_sources("triton", [triton.parse_llm_api(text, path)])
+    # The file's name says the first of these, and the second is all arguments together.
+    own = [each for each in found.settings if each.name not in ("option.triton_model", "option.extra_llm_api_options")]
+    names = (*triton.LLM_API_OPTIONS, "triton_config")
+    leaves = [(name, node) for name, node in _leaves(_compose(text, path)) if name.partition(".")[0] not in names]
+    return replace(found, settings=(*own, *_of_leaves(leaves, path, "trtllm-serve")))
 
 
 # -- YAML files --------------------------------------------------------------------------------------------------------
@@ -207,29 +222,36 @@ def _leaves(node: yaml.Node, name: str = "") -> Iterator[tuple[str, yaml.Node]]:
         yield name, node
 
 
-def _of_leaves(leaves: Iterable[tuple[str, yaml.Node]], path: str, engine: str) -> Iterator[Given]:
+def _of_leaves(leaves: Iterable[tuple[str, yaml.Node]], path: str, engine: str) -> Iterator[Line]:
     for name, node in leaves:
-        yield _named(name, _value(node), _place(path, node), engine)
+        yield _named(name, _value(node), Origin.file(path, node.start_mark.line + 1), engine)
 
 
-def _of_objects(root: yaml.MappingNode, path: str) -> Iterator[Given]:
-    """The settings of vLLM's file, where `speculative_config.method` is a field of an object."""
+def _of_objects(root: yaml.MappingNode, path: str) -> Iterator[Line]:
+    """The settings of vLLM's file, where `speculative_config.method` is a field of an object.
+
+    Inside an object a dot is one of the name: `inductor_compile_config: {triton.cudagraphs: true}`.
+    """
     found: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
     for key, node in root.value:
-        *objects, name = key.value.split(".")
-        origin = origins.setdefault((*objects, name)[0], _place(path, node))
-        fields: Any = found
-        for each in objects:
-            fields = fields.setdefault(each, {}) if isinstance(fields, dict) else None
-        if not isinstance(fields, dict) or name in fields:
-            raise DjlTrtllmError(f"{_place(path, node)}: {key.value}: it has a value already ({origin}); keep one")
-        fields[name] = _plain(node) if objects else _value(node)
+        name, origin = key.value, Origin.file(path, node.start_mark.line + 1)
+        first = origins.setdefault(name.partition(".")[0], origin)
+        if not put(found, name, _plain(node) if "." in name else _value(node)):
+            raise DjlTrtllmError(f"{origin}: {name}: it has a value already ({first}); keep one")
     return (_named(name, value, origins[name], "vllm") for name, value in found.items())
 
 
-def _place(path: str, node: yaml.Node) -> Origin:
-    return Origin.file(path, node.start_mark.line + 1)
+def put(fields: dict[str, Any], path: str, value: Any) -> bool:
+    """Set what a path such as `speculative_config.method` leads to; false where something else is set already."""
+    *objects, name = path.split(".")
+    inner: Any = fields
+    for each in objects:
+        inner = inner.setdefault(each, {}) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or name in inner:
+        return False
+    inner[name] = value
+    return True
 
 
 def _value(node: yaml.Node) -> Any:
@@ -266,20 +288,19 @@ def read_command(text: str, engine: str | None = None) -> Input:
     try:
         words = shlex.split(one)
     except ValueError as error:
-        raise DjlTrtllmError(f"{_shown(text, None)}: this is no command line: {error}") from None
-    commands = [word for word in words if word != ";"]
+        raise DjlTrtllmError(f"{_shown(text)}: this is no command line: {error}") from None
+    commands = {word for word in words if word != ";"}
     if not commands:
         raise DjlTrtllmError("there is nothing to translate: expected a command line of an engine, and found no word")
-    if len(assigned := _assigned(words)) == len({*commands}):
+    if len(assigned := _assigned(words)) == len(commands):
         return _of_variables(dict(assigned.values()))
     engine, start, after = _program(words, engine)
     before, own = _expanded(words[:start], words[after:])
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     # A flag wins over the file of --config, wherever that stands.
-    flags = sorted(_flags(own[:end], engine), key=lambda given: given.origin == _LINE)
-    settings = [*_around(before), *flags]
+    settings = [*_around(before), *sorted(_flags(own[:end], engine), key=lambda given: given.origin == _LINE)]
     if rest := " ".join(own[end:]).strip("&; "):
-        settings.append(Given(_shown(rest, None), engine, problem="it is the shell's"))
+        settings.append(Line(_shown(rest), engine, reason="it is the shell's"))
     return Input(engine, tuple(settings))
 
 
@@ -288,23 +309,24 @@ def _assigned(words: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {word: (match[1], match[2]) for word in words if (match := _ASSIGNMENT.fullmatch(word)) is not None}
 
 
-def _around(words: Sequence[str]) -> Iterator[Given]:
+def _around(words: Sequence[str]) -> Iterator[Line]:
     """What stands before the engine: variables each, the rest together."""
     variables = {word: pair for word, pair in _assigned(words).items() if pair[0].isupper()}
-    yield from (Given(_shown(*pair), "", problem=_ENVIRONMENT) for pair in variables.values())
-    if rest := " ".join(word for word in words if word not in (*variables, *_SILENT)):
-        yield Given(_shown(rest, None), "", problem=_AROUND)
+    yield from (Line(_shown(*pair), "", reason=_ENVIRONMENT) for pair in variables.values())
+    silent = {*variables, *_SILENT}
+    if rest := " ".join(word for word in words if word not in silent):
+        yield Line(_shown(rest), "", reason=_AROUND)
 
 
 def _of_variables(environ: Mapping[str, str]) -> Input:
     """The variables of LMI's container; those that it does not know are reported."""
     found = _of_sources("lmi", read_environment(environ))
     known = {given.origin.where for given in found.settings}
-    lost = (Given(_shown(n, v), "lmi", problem=_ENVIRONMENT) for n, v in environ.items() if n not in known)
+    lost = (Line(_shown(n, v), "lmi", reason=_ENVIRONMENT) for n, v in environ.items() if n not in known)
     return replace(found, settings=(*found.settings, *lost))
 
 
-def _shown(written: str, value: Any) -> str:
+def _shown(written: str, value: Any = None) -> str:
     """`NAME=VALUE` with secrets masked, and shortened."""
     if value is None or value is True or value == []:
         return shortened(masked("", written), _LONGEST)
@@ -322,7 +344,7 @@ def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
                 return STARTS[start], place, place + len(start)
         if _IMAGE.search(word) and following not in (["vllm"], ["python"], ["python3"]):
             return "vllm", place, place + 1
-    shown, programs = _shown(" ".join(words), None), ", ".join(" ".join(start) for start in STARTS)
+    shown, programs = _shown(" ".join(words)), ", ".join(" ".join(start) for start in STARTS)
     if engine is not None and words[0].startswith("-"):
         flags = [word.partition("=")[0] for word in words if not _is_value(word)]
         return _engine_of(flags, shown, WORKERS) if engine == "dynamo" else engine, 0, 0
@@ -335,69 +357,64 @@ def _expanded(before: Sequence[str], own: Sequence[str]) -> tuple[list[str], lis
 
     A secret is not put in, because no name says of it what it is.
     """
-    pairs = _assigned(before)
-    found = {name: (word, value) for word, (name, value) in pairs.items() if value and masked(name, value) == value}
-    used: set[str] = set()
-
-    def value(match: re.Match[str]) -> str:
-        word, text = found.get(match[1] or match[2], ("", match[0]))
-        used.add(word)
-        return text
-
-    expanded = [_VARIABLE.sub(value, word) for word in own]
-    return [word for word in before if word not in used], expanded
+    known = {name: value for name, value in _assigned(before).values() if value and masked(name, value) == value}
+    used = known.keys() & {name.strip("{}") for name in re.findall(r"\$(\w+|\{\w+\})", " ".join(own))}
+    expanded = [Template(word.replace("$$", "$$$$")).safe_substitute(known) for word in own]
+    return [word for word in before if word.partition("=")[0] not in used], expanded
 
 
-def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
+def _flags(words: Sequence[str], engine: str) -> Iterator[Line]:
     names, place = names_of(engine), 0
     while place < len(words):
         word = words[place]
         place += 1
-        if base(engine) == "vllm" and (level := _LEVEL.fullmatch(word)):
-            word = "--optimization-level" + (f"={level[1]}" if level[1] else "")
+        if base(engine) == "vllm":
+            word = re.sub(r"^-O(?=\w)", "-O=", word)  # it takes `-O3` for `-O 3`
         if _is_value(word):
-            lost = Given(_shown(word, None), engine, problem="no flag takes it")
+            lost = Line(_shown(word), engine, reason="no flag takes it")
             yield _named("model", word, _LINE, engine) if place == 1 else lost
             continue
         flag, joined, text = word.partition("=")
         negated = flag.startswith("--no-") and names.find(flag) is None
         spelling = f"--{flag.removeprefix('--no-')}" if negated else flag
+        kind = names.names.get(names.find(spelling) or "", "").lower()
         values = [text] if joined else []
         for following in itertools.takewhile(_is_value, () if joined else words[place:]):
-            if not _takes(names.find(spelling), names, values, following):
+            if "bool" in kind and "str" not in kind:
+                taken = not values and following.lower() in ("true", "false")
+            else:
+                taken = not values or "list[" in kind
+            if not taken:
                 break
             values.append(following)
             place += 1
-        value: Any = parsed(values[0]) if len(values) == 1 else values or not negated
-        file = Path(str(value))
-        if bare(flag) == "override_engine_args" and isinstance(value, dict):
-            for path, node in _leaves(_compose(values[0], flag)):
-                yield _named(f"--trtllm.{path}", _value(node), _LINE, engine)
-        elif bare(flag) not in _FILES:
-            yield replace(_named(spelling, value, _LINE, engine), text=_shown(flag, value or None))
-        elif file.suffix in _YAML and file.is_file():
-            yield from _read_path(file, base(engine)).settings
-        else:
-            yield Given(_shown(flag, value), engine, problem="the file is not here: translate it too")
+        yield from _flag(flag, spelling, values, not negated, engine)
+
+
+def _flag(flag: str, spelling: str, values: list[str], alone: bool, engine: str) -> Iterator[Line]:
+    """The settings of a flag, or of the file that it names. A flag without values is a switch, of the value `alone`."""
+    value: Any = parsed(values[0]) if len(values) == 1 else values or alone
+    file = Path(str(value))
+    if bare(flag) == "override_engine_args" and isinstance(value, dict):
+        leaves = ((f"--trtllm.{path}", node) for path, node in _leaves(_compose(values[0], flag)))
+        yield from (_named(name, _value(node), _LINE, engine) for name, node in leaves)
+    elif bare(flag) not in _FILES:
+        yield replace(_named(spelling, value, _LINE, engine), written=_shown(flag, value or None))
+    elif file.suffix in _YAML and file.is_file():
+        yield from _read_path(file, base(engine)).settings
+    else:
+        yield Line(_shown(flag, value), engine, reason="the file is not here: translate it too")
 
 
 def _is_value(word: str) -> bool:
-    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
+    return re.match(r"-(?!\.?\d)", word) is None
 
 
-def _takes(name: str | None, names: EngineNames, values: Sequence[str], word: str) -> bool:
-    """Whether a flag takes a further word as value."""
-    kind = names.names.get(name or "", "")
-    if "bool" in kind and "str" not in kind:
-        return not values and word.lower() in ("true", "false")
-    return not values or "list[" in kind.lower()
-
-
-def _named(written: str, value: Any, origin: Origin, engine: str) -> Given:
+def _named(written: str, value: Any, origin: Origin, engine: str) -> Line:
     names, text = names_of(engine), _shown(written, value)
     if (name := names.find(written)) is not None:
-        return Given(text, engine, value, origin, name)
+        return Line(text, engine, value, origin, name)
     near = names.similar(written)
     advice = f"; did you mean {near}?" if near else ""
-    problem = dropped(engine, written) or f"{names.title} {names.version} has no such name{advice}"
-    return Given(text, engine, None, origin, problem=problem)
+    reason = dropped(engine, written) or f"{names.title} {names.version} has no such name{advice}"
+    return Line(text, engine, None, origin, reason=reason)

@@ -17,10 +17,9 @@ from typing import Any
 import yaml
 
 from djl_trtllm.config.options.option import NotAValueError, as_text
-from djl_trtllm.config.sources import Origin, masked
+from djl_trtllm.config.sources import masked
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.translate.names import (
-    MODULES,
     TITLES,
     WORKERS,
     Name,
@@ -32,42 +31,10 @@ from djl_trtllm.translate.names import (
     row_of,
     rule,
 )
-from djl_trtllm.translate.reading import Given, Input
+from djl_trtllm.translate.reading import Input, Line, put
 
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """What became of one setting: a name and a value of the target; a lost one has neither.
-
-    `reason` says why it is near or lost. `row` is the row of `rows.toml` between the two.
-    """
-
-    given: Given
-    reason: str = ""
-    name: str | None = None
-    value: Any = None
-    row: str = ""
-
-    @property
-    def written(self) -> str:
-        """The setting as it was."""
-        return self.given.text
-
-    @property
-    def origin(self) -> Origin:
-        return self.given.origin
-
-    @property
-    def exactness(self) -> str:
-        """`same` where the target does the same with the line, `near`, or `lost` where it has no line."""
-        return "lost" if self.name is None else "near" if self.reason else "same"
-
-    def as_json(self) -> dict[str, Any]:
-        shown = {"written": self.written, "origin": str(self.origin), "exactness": self.exactness}
-        return shown | {name: value for name, value in vars(self).items() if name != "given"}
 
 
 @dataclass(frozen=True)
@@ -118,56 +85,53 @@ def _worker(given: Input) -> str:
     return "dynamo.vllm" if "vllm" in chosen or "lmi-dist" in chosen else "dynamo.trtllm"
 
 
-def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
+def _lines(given: Line, source: str, target: str) -> Iterator[Line]:
     if given.name is None:
         elsewhere = given.of_this_server and target != "lmi"
-        yield Line(given, f"{names_of(target).title} has no counterpart" if elsewhere else given.problem)
+        yield given.lost(f"{names_of(target).title} has no counterpart" if elsewhere else given.reason)
         return
     row = row_of(given.name, given.engine)
-    if source == "truss" and row in _ECHOES and ".max_seq_len=" in given.text and target != "lmi":
+    given = replace(given, row=row)
+    if source == "truss" and row in _ECHOES and ".max_seq_len=" in given.written and target != "lmi":
         return
     passes = target == "lmi" and engine_of_lmi(source) == "vllm"
     there = name_in_lmi_of_vllm(row) if passes else name_in(row, target)
-    here = name_in(row, given.engine)
-    own = Name(given.name) if isinstance(here, str) else here
-    if isinstance(given.value, dict) and isinstance(there, str):
-        fields = list(_fields(given, row, target))
-        yield from fields if any(line.name for line in fields) else [Line(given, there, row=row)]
+    own = name_in(row, given.engine)
+    if isinstance(given.value, dict) and there.lost:
+        fields = list(_fields(given, target))
+        yield from fields if any(each.name for each in fields) else [given.lost(there.lost)]
         return
     if given.value is None and own.values is None:
-        there = "it sets nothing, and needs no line"
+        there = Name(lost="it sets nothing, and needs no line")
     try:
-        if isinstance(there, str):
-            raise ValueError(there)
-        written = _written(own, there, row, given.value, source, target)
-        if refusal := names_of(target).refusal(there.name, written):
+        if there.lost:
+            raise ValueError(there.lost)
+        value = _value(own, there, given, source, target)
+        if refusal := names_of(target).refusal(there.name, value):
             raise ValueError(refusal)
     except ValueError as error:
         # What Triton does was compiled into its engine.
         idle = target != "triton" and as_text(given.value).lower() == rule(row, "idle")
-        yield Line(given, f"{as_text(given.value)} is what the target does anyway" if idle else str(error), row=row)
+        yield given.lost(f"{as_text(given.value)} is what the target does anyway" if idle else str(error))
         return
-    # What is near in both engines in the same way is the same between them.
-    first, second = ((side or "").split("; ") for side in (_near_in(given, own, row, source), there.near))
+    # What is near in both engines in the same way is the same between them. Triton's and Truss's have LMI's names here.
+    near_here = cell(row, source).get("near", "") if given.engine == "lmi" else own.near
+    first, second = near_here.split("; "), there.near.split("; ")
     near = [part for part in dict.fromkeys((*first, *second)) if (part in first) != (part in second) and part]
-    if row == "model_name" and isinstance(written, list) and written and base(target) != "vllm":
-        near += ["it has one name, which is the first"] if len(written) > 1 else []
-        written = written[0]
-    if str(written).startswith((".", "/", "~")) and (remote := cell(row, target).get("remote")):
+    if row == "model_name" and isinstance(value, list) and value and base(target) != "vllm":
+        near += ["it has one name, which is the first"] if len(value) > 1 else []
+        value = value[0]
+    if str(value).startswith((".", "/", "~")) and (remote := cell(row, target).get("remote")):
         near.append(remote)
-    yield Line(given, "" if source == target else "; ".join(near), there.name, written, row)
+    reason = "" if source == target else "; ".join(near)
+    yield replace(given, engine=target, name=there.name, value=value, reason=reason)
 
 
-def _near_in(given: Given, own: Name, row: str, source: str) -> str | None:
-    """Why the setting is not the same in its own engine as the row's. Triton's and Truss's have LMI's names here."""
-    return cell(row, source).get("near") if given.engine == "lmi" else own.near
-
-
-def _written(own: Name, there: Name, row: str, value: Any, source: str, target: str) -> Any:
+def _value(own: Name, there: Name, given: Line, source: str, target: str) -> Any:
     """The value as the target writes it. Raises ValueError for one that the target does not have, or may not have."""
-    engines = {base(source), base(target)}
+    engines, value = {base(source), base(target)}, given.value
     try:
-        ours = own.read(row, value)
+        ours = own.read(given.row, value)
     except NotAValueError as error:
         # What only one engine knows stays as it is where it runs the target too: LMI hands its words to vLLM.
         if (len(engines) == 1 and own.values == there.values) or (there.values is None and engines <= {"lmi", "vllm"}):
@@ -175,25 +139,24 @@ def _written(own: Name, there: Name, row: str, value: Any, source: str, target: 
         if there.values is None:
             raise ValueError(f"no other engine is known to have this value: {error}") from None
         return there.write(value)
-    if target != "lmi" and as_text(ours) in (refused := rule(row, "refused") or {}):
+    if target != "lmi" and as_text(ours) in (refused := rule(given.row, "refused") or {}):
         raise ValueError(refused[as_text(ours)])
     # Words that both take from the option are written as they stand: each may have spellings of its own.
     stands = isinstance(ours, str) and own.values is None and there.values is None
     return there.write(value if stands else ours)
 
 
-def _fields(given: Given, row: str, target: str) -> Iterator[Line]:
+def _fields(given: Line, target: str) -> Iterator[Line]:
     """The fields of an object that the target does not have as a whole, each on its own."""
     engine = "vllm" if given.engine == "lmi" else given.engine
-    whole = name_in(row, engine)
-    pending: list[tuple[str, Any]] = [(str(given.name) if isinstance(whole, str) else whole.name, given.value)]
+    pending: list[tuple[str, Any]] = [(name_in(given.row, engine).name or str(given.name), given.value)]
     while pending:
         path, value = pending.pop()
         if isinstance(value, dict) and value:
             pending += [(f"{path}.{name}", inner) for name, inner in reversed(value.items())]
             continue
-        text = f"{given.text.partition('=')[0]} {path}={masked(path, as_text(value))}"
-        each = replace(given, engine=engine, name=path, value=None if value == {} else value, text=text)
+        written = f"{given.written.partition('=')[0]} {path}={masked(path, as_text(value))}"
+        each = Line(written, engine, None if value == {} else value, given.origin, path)
         yield from _lines(each, engine, target)
 
 
@@ -202,13 +165,13 @@ def _wholes(lines: list[Line], target: str) -> list[Line]:
     kept = {line.row for line in lines if line.name is not None}
     lost = {line.row for line in lines} - kept
 
-    def why(line: Line) -> str:
+    def checked(line: Line) -> Line:
         whole = rule(line.row, "part_of")
         if whole is None or whole in kept or (whole not in lost and target in rule(whole, "found_by")):
-            return ""
-        return f"{whole} is lost" if whole in lost else f"the target needs {whole}, which is not set"
+            return line
+        return line.lost(f"{whole} is lost" if whole in lost else f"the target needs {whole}, which is not set")
 
-    return [Line(line.given, reason) if (reason := why(line)) else line for line in lines]
+    return [checked(line) for line in lines]
 
 
 def _once(lines: list[Line]) -> Iterator[Line]:
@@ -218,9 +181,8 @@ def _once(lines: list[Line]) -> Iterator[Line]:
     """
     best: dict[str | None, Line] = {}
     for line in lines:
-        earlier = best.get(line.name)
-        again = earlier is not None and line.row == earlier.row
-        if earlier is None or again or earlier.exactness == line.exactness or line.exactness == "same":
+        earlier = best.setdefault(line.name, line)
+        if line.row == earlier.row or line.exactness in (earlier.exactness, "same"):
             best[line.name] = line
     for line in lines:
         path = [] if line.name is None else line.name.split(".")
@@ -229,7 +191,7 @@ def _once(lines: list[Line]) -> Iterator[Line]:
         if line.name is None or line is winner:
             yield line
         elif (winner.written, winner.value) != (line.written, line.value):
-            yield Line(line.given, f"{winner.written} sets {winner.name}")
+            yield line.lost(f"{winner.written} sets {winner.name}")
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------
@@ -250,14 +212,8 @@ def rendered(translation: Translation) -> str:
     unset = {found[0] for line in translation.kept for found in _VARIABLE.finditer(as_text(line.value))}
     if unset and writer is not _command:
         lines.append(f"# A file has no variables: write the values of {', '.join(sorted(unset))}.")
-    lines += [*writer(translation), *(f"# {summary(line)}" for line in translation.lost)]
+    lines += [*writer(translation), *(f"# {line}" for line in translation.lost)]
     return "\n".join(lines) + "\n"
-
-
-def summary(line: Line) -> str:
-    """One line about a line: `near: --max-model-len=8192 (command line): the reason`."""
-    text = f"{line.exactness}: {line.written} ({line.origin})"
-    return _one_line(f"{text}: {line.reason}" if line.reason else text)
 
 
 def _one_line(text: str) -> str:
@@ -271,10 +227,8 @@ def _properties(translation: Translation) -> Iterator[str]:
     for line in translation.kept:
         plain = not isinstance(line.value, dict)
         if isinstance(line.value, list):
-            plain = all(
-                isinstance(item, (int, float)) or (isinstance(item, str) and "," not in item) for item in line.value
-            )
-        yield f"# {summary(line)}"
+            plain = not any(isinstance(each, (dict, list)) or "," in as_text(each) for each in line.value)
+        yield f"# {line}"
         yield f"{line.name}={as_text(line.value) if plain else json.dumps(line.value)}".translate(_ESCAPES)
 
 
@@ -283,7 +237,7 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
     yield 'name: "tensorrt_llm"\nbackend: "tensorrtllm"'
     for line in translation.kept:
         text = as_text(line.value)
-        yield f"# {summary(line)}"
+        yield f"# {line}"
         if line.name == "max_batch_size":
             # A number that is not known yet is `${N}` there.
             number = re.sub(r"^\$(\w+)$", r"${\1}", _one_line(text))
@@ -307,13 +261,13 @@ def _trtllm_serve(translation: Translation) -> Iterator[str]:
     words = [word for line in flags if line.name != "model" for word in _words(line, "")]
     model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
     yield "# Start it by: " + _one_line(_joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
-    yield from (f"#   {summary(line)}" for line in flags)
+    yield from (f"#   {line}" for line in flags)
     yield from _yaml(_nested({str(line.name): line for line in translation.kept if line not in flags}))
 
 
 def _truss(translation: Translation) -> Iterator[str]:
     yield "# Truss also needs resources.accelerator, the GPUs: H100:2, for example."
-    leaves: dict[str, Line | str] = {"trt_llm.inference_stack": "v2"}
+    leaves: dict[str, Any] = {"trt_llm.inference_stack": "v2"}
     if any(".checkpoint_repository." in str(line.name) for line in translation.kept):
         leaves["trt_llm.build.checkpoint_repository.source"] = "HF"
     yield from _yaml(_nested(leaves | {str(line.name): line for line in translation.kept}))
@@ -323,11 +277,7 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """Objects of the leaves, which are by the paths of their keys; none is a leaf and an object."""
     found: dict[str, Any] = {}
     for path, leaf in leaves.items():
-        *objects, name = path.split(".")
-        fields = found
-        for each in objects:
-            fields = fields.setdefault(each, {})
-        fields[name] = leaf
+        put(found, path, leaf)
     return found
 
 
@@ -337,18 +287,17 @@ def _yaml(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
         if isinstance(leaf, dict):
             yield f"{indent}{name}:"
             yield from _yaml(leaf, f"{indent}  ")
+        elif isinstance(leaf, str):
+            yield f"{indent}{name}: {leaf}"
         else:
-            yield f"{indent}{name}: " + (leaf if isinstance(leaf, str) else f"{_scalar(leaf.value)}  # {summary(leaf)}")
-
-
-def _scalar(value: Any) -> str:
-    return str(yaml.safe_dump([value], default_flow_style=True, width=math.inf, sort_keys=False)[1:-2])
+            value = yaml.safe_dump([leaf.value], default_flow_style=True, width=math.inf, sort_keys=False)[1:-2]
+            yield f"{indent}{name}: {value}  # {leaf}"
 
 
 def _command(translation: Translation) -> Iterator[str]:
     kept = translation.kept
-    yield from (f"# {summary(line)}" for line in kept)
-    program = f"python -m {MODULES[translation.target]}"
+    yield from (f"# {line}" for line in kept)
+    program = f"python -m {names_of(translation.target).module}"
     named = any(line.row == "model_id" for line in kept)
     # Dynamo takes the arguments of TensorRT-LLM that have more than a word as one object, and then all of them.
     arguments = {str(line.name): line.value for line in kept if str(line.name).startswith(_TYPED)}
@@ -356,8 +305,7 @@ def _command(translation: Translation) -> Iterator[str]:
     flags = [line for line in kept if not (whole and line.name in arguments)]
     words = [_words(line, "--no-" if translation.target == "dynamo.vllm" else "") for line in flags]
     words += [["--override-engine-args", json.dumps(_nested(arguments)["trtllm"])]] if whole else []
-    lines = map(_joined, words)
-    yield " \\\n  ".join([program if named else f"{program} --model MODEL", *filter(None, lines)])
+    yield " \\\n  ".join([program if named else f"{program} --model MODEL", *map(_joined, filter(None, words))])
 
 
 def _words(line: Line, off: str) -> list[str]:

@@ -20,7 +20,7 @@ from djl_trtllm.bench.session import Plan, Result, Sweep
 from djl_trtllm.bench.session import run_here as run_load
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import BenchmarkError
-from djl_trtllm.listing import number
+from djl_trtllm.listing import number, seconds
 from djl_trtllm.progress import format_bytes
 from djl_trtllm.quality.figures import Comparison, Continuation
 from djl_trtllm.quality.report import DEFAULT_PROMPTS
@@ -34,26 +34,26 @@ _LONGEST_VALUE = 60
 Round = dict[str, Any]
 """One start of an engine: its figures, and those of each load (`Figures.as_json`) in `loads`."""
 _OF_LOAD = {
-    "tok/s": ("output_tokens_per_second", None),
-    "TTFT p50 ms": ("ttft_seconds", "p50"),
-    "TTFT p99 ms": ("ttft_seconds", "p99"),
-    "ITL p50 ms": ("itl_seconds", "p50"),
-    "ITL p99 ms": ("itl_seconds", "p99"),
+    "tok/s": "output_tokens_per_second",
+    "TTFT p50": "ttft_seconds.p50",
+    "TTFT p99": "ttft_seconds.p99",
+    "ITL p50": "itl_seconds.p50",
+    "ITL p99": "itl_seconds.p99",
 }
-"""Rows of the table for each load: where its JSON has the figure, which is a number, or seconds by percentile."""
+"""Rows of the table for each load, with the paths of their figures in its JSON."""
 _OF_ROUND = {
     "most tok/s": "output_tokens_per_second",
     "knee, clients": "knee",
-    "start s": "start_seconds",
+    "start": "start_seconds",
     "memory": "memory_bytes",
     "GPU memory": "gpu_memory_bytes",
-    "$ per million tokens, {instance}": "usd_per_million_tokens",
+    "$ per million tokens": "usd_per_million_tokens",
 }
-"""Rows of the table for each round, with the names of their figures; those in bytes end so."""
+"""Rows of the table for each round, with the names of their figures."""
 _CHARTS = {
-    "Throughput": "tok/s",
-    "Time to first token, median": "TTFT p50 ms",
-    "Inter-token latency, median": "ITL p50 ms",
+    "Throughput": ("output_tokens_per_second", "tokens per second"),
+    "Time to first token, median": ("ttft_seconds.p50", "seconds"),
+    "Inter-token latency, median": ("itl_seconds.p50", "seconds"),
 }
 
 
@@ -79,8 +79,10 @@ class Spread(NamedTuple):
     lowest: float
     highest: float
 
-    def written(self, write: Callable[[float], str] = number) -> str:
-        middle, low, high = map(write, self)
+    def written(self, name: str) -> str:
+        """The values of a figure of this name, by its unit: `147 ms (42.7 ms-251 ms)`."""
+        unit = {"seconds": seconds, "bytes": _bytes}.get(name.partition(".")[0].rpartition("_")[2], number)
+        middle, low, high = map(unit, self)
         return middle if low == high else f"{middle} ({low}-{high})"
 
 
@@ -93,20 +95,11 @@ class Measured:
     answers: list[Continuation] = field(default_factory=list)
     no_answers: str = ""
 
-    def spread(self, name: str) -> Spread:
-        """The spread of a figure of the rounds."""
-        return self._spread(each[name] for each in self.rounds)
-
-    def under(self, load: int, row: str) -> Spread:
-        """The spread of a figure of one of the loads, as its row of the table has it."""
-        name, percentile = _OF_LOAD[row]
-        found = (each["loads"][load][name] for each in self.rounds)
-        if percentile is None:
-            return self._spread(found)
-        return self._spread(1000 * each.get(percentile, math.nan) for each in found)
-
-    @staticmethod
-    def _spread(values: Iterator[float | None]) -> Spread:
+    def spread(self, path: str, load: int | None = None) -> Spread:
+        """The spread of a figure over the rounds, or over those of one load, by its path: `ttft_seconds.p50`."""
+        name, _, percentile = path.partition(".")
+        found = [(each if load is None else each["loads"][load])[name] for each in self.rounds]
+        values = [value.get(percentile) for value in found] if percentile else found
         known = [value for value in values if value is not None and math.isfinite(value)] or [math.nan]
         return Spread(median(known), min(known), max(known))
 
@@ -128,20 +121,21 @@ class Measured:
 
 @dataclass
 class Versus:
-    """The engines side by side, and what is said of them. `differing` are options that differ between them, by key."""
+    """The engines side by side, and what is said of them. `differing` are options that differ between them, by key.
+
+    `instance` is the machine whose price per hour counts. `limits` has the limits that differed, and what was set for
+    all. `failure` is why the last round is not whole.
+    """
 
     model: str
     plan: Plan
     engines: list[Measured]
     instance: Instance | None = None
-    """The machine whose price per hour counts."""
     differing: dict[str, list[str]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
-    """Limits that differed, and what was set for all."""
     warnings: list[str] = field(default_factory=list)
     interrupted: bool = False
     failure: BenchmarkError | None = None
-    """The reason for which the last round is not whole."""
 
     @property
     def complete(self) -> bool:
@@ -152,24 +146,23 @@ class Versus:
     def names(self) -> list[str]:
         return [measured.engine.name for measured in self.engines]
 
-    @property
-    def hourly_price(self) -> float | None:
-        return None if self.instance is None else self.instance.hourly_price
-
     def agreement(self, measured: Measured) -> Comparison | None:
         """The answers of an engine beside those of the first one; None where either has none."""
         first = self.engines[0]
-        return Comparison(first.answers, measured.answers) if first.answers and measured.answers else None
+        compared = first.answers and measured.answers and measured is not first
+        return Comparison(first.answers, measured.answers) if compared else None
+
+    @property
+    def ranked(self) -> list[Measured]:
+        """The engines by their median throughput, the fastest first."""
+        return sorted(self.engines, key=lambda each: -each.throughput.median)
 
     @property
     def ahead(self) -> Measured | None:
         """The fastest engine if even its slowest round is faster than all of the others; one round shows nothing."""
-        first, *others = self._ranked()
+        first, *others = self.ranked
         apart = all(first.throughput.lowest > other.throughput.highest for other in others)
         return first if apart and len(first.rounds) > 1 else None
-
-    def _ranked(self) -> list[Measured]:
-        return sorted(self.engines, key=lambda each: -each.throughput.median)
 
     def table(self) -> list[list[str]]:
         """Rows of cells: a figure, and its median (lowest-highest) on each engine. The first row names the engines.
@@ -178,23 +171,21 @@ class Versus:
         """
         rows = [["", *self.names]]
         for place, load in enumerate(self.plan.loads):
-            rows += [
-                [f"{row}, {load.label}", *(e.under(place, row).written() for e in self.engines)] for row in _OF_LOAD
-            ]
+            for title, path in _OF_LOAD.items():
+                cells = [each.spread(path, place).written(path) for each in self.engines]
+                rows.append([f"{title}, {load.label}", *cells])
         for title, name in _OF_ROUND.items():
-            write = _bytes if name.endswith("bytes") else number
-            cells = [measured.spread(name).written(write) for measured in self.engines]
-            rows += [[title.format(instance=self.instance and self.instance.name), *cells]] if {*cells} != {"-"} else []
+            cells = [each.spread(name).written(name) for each in self.engines]
+            rows += [[title, *cells]] if {*cells} != {"-"} else []
         rows.append(["tokens that agree", "the reference", *map(self._agreement, self.engines[1:])])
-        rows.append(["failed requests", *(f"{measured.failed:,}" for measured in self.engines)])
+        rows.append(["failed requests", *(f"{each.failed:,}" for each in self.engines)])
         return rows
 
     def _agreement(self, measured: Measured) -> str:
         comparison = self.agreement(measured)
         if comparison is None:
             return "not available"
-        verdict = "differs" if any(comparison.reasons()) else "agrees"
-        return f"{100 * comparison.agreement:.2f} % ({verdict})"
+        return f"{100 * comparison.agreement:.2f} % ({'differs' if any(comparison.reasons()) else 'agrees'})"
 
     def configuration(self) -> list[list[str]]:
         """Rows of the options that differ, with the value on each engine; the first row names the engines."""
@@ -203,7 +194,7 @@ class Versus:
 
     def conclusion(self) -> Iterator[str]:
         """Yield sentences: which engine is ahead, which answers differ, what is not known, where the price is from."""
-        first, second, *_ = self._ranked()
+        first, second, *_ = self.ranked
         rounds, (fast, slow) = len(first.rounds), (each.engine.name for each in (first, second))
         if self.ahead is not None:
             factor = first.throughput.median / second.throughput.median if second.throughput.median else math.inf
@@ -225,20 +216,20 @@ class Versus:
             yield f"The price is that of {self.instance.name} ({PRICES}); the throughput is that of this machine."
 
     def as_json(self) -> dict[str, Any]:
-        machine, compared = self.instance, {id(each): self.agreement(each) for each in self.engines[1:]}
+        machine = self.instance
         return {
             **plan_as_json(self.plan),
             "model": self.model,
             "limits": self.limits,
             "interrupted": self.interrupted,
             "ahead": self.ahead.engine.name if self.complete and self.ahead else None,
-            "instance": machine and {"name": machine.name, "usd_per_hour": self.hourly_price, "prices": str(PRICES)},
+            "instance": machine and {"name": machine.name, "usd_per_hour": machine.hourly_price, "prices": str(PRICES)},
             "engines": [
                 {
                     "engine": each.engine.name,
                     "python": each.engine.python,
                     "rounds": each.rounds,
-                    "answers": (found := compared.get(id(each))) and found.as_json(),
+                    "answers": (compared := self.agreement(each)) and compared.as_json(),
                     "no_answers": each.no_answers or None,
                 }
                 for each in self.engines
@@ -252,19 +243,14 @@ class Versus:
         clients = [float(load.concurrency or 0) for load in self.plan.loads]
         labels = [f"{each:g}" for each in clients]
         charts = []
-        for title, row in _CHARTS.items():
-            unit, factor = ("tokens per second", 1.0) if row == "tok/s" else ("seconds", 0.001)
-            lines = [
-                Line(each.engine.name, [(x, factor * each.under(n, row).median) for n, x in enumerate(clients)], labels)
-                for each in self.engines
-            ]
+        for title, (path, unit) in _CHARTS.items():
+            medians = [[each.spread(path, place).median for place in range(len(clients))] for each in self.engines]
+            lines = [Line(n, [*zip(clients, m, strict=True)], labels) for n, m in zip(self.names, medians, strict=True)]
             charts.append(Chart(title, "clients", unit, lines, log="x"))
-        compared = {measured.engine.name: self.agreement(measured) for measured in self.engines[1:]}
+        compared = {each.engine.name: self.agreement(each) for each in self.engines}
         lines = [Line(name, each.agreeing(), steps=True) for name, each in compared.items() if each is not None]
-        if lines:
-            title = f"Prompts whose answers agree with those of {self.names[0]}"
-            charts.append(Chart(title, "tokens", "share", lines))
-        return picture(charts)
+        title = f"Prompts whose answers agree with those of {self.names[0]}"
+        return picture([*charts, *([Chart(title, "tokens", "share", lines)] if lines else [])])
 
 
 def _bytes(value: float) -> str:
@@ -284,24 +270,9 @@ def compare(found: Versus, rounds: int, say: Callable[[str], None]) -> None:
                 for measured in found.engines if number % 2 == 0 else found.engines[::-1]:
                     name = measured.engine.name
                     say(f"round {number + 1} of {rounds}: {name} starts")
-                    log = Path(scratch, f"{name}.log")
-                    with serving(measured.engine, directories[name], log) as server:
+                    with serving(measured.engine, directories[name], Path(scratch, f"{name}.log")) as server:
                         say(f"{name} is ready after {server.seconds:.1f} s")
-                        result = Result(replace(found.plan, target=Target.parse(server.url, {}), seed=number))
-                        # Nothing is shown of a load that runs: a line for each start and end is enough.
-                        run_load(lambda progress: None, say, result)
-                        found.warnings += [f"{name}: {text}" for text in result.warnings]
-                        if server.restarts():
-                            found.warnings.append(f"{name}: the engine process was lost and replaced in a round")
-                        if result.interrupted:
-                            raise KeyboardInterrupt
-                        if not any(figures.succeeded for figures in result.figures):
-                            raise BenchmarkError(f"{name}: no request succeeded: {_errors(result)}")
-                        whole = round_of(server.seconds, result.figures, server.memory(), found.hourly_price)
-                        measured.rounds.append(whole)
-                        if number == 0:
-                            say(f"{name} answers the prompts of `quality`")
-                            _ask(measured, server, found.plan.timeout)
+                        _measure(found, measured, server, number, say)
         except KeyboardInterrupt:
             found.interrupted = True
         except BenchmarkError as error:
@@ -311,13 +282,39 @@ def compare(found: Versus, rounds: int, say: Callable[[str], None]) -> None:
     found.warnings = list(dict.fromkeys(found.warnings))
 
 
+def _measure(found: Versus, measured: Measured, server: Server, number: int, say: Callable[[str], None]) -> None:
+    """Add a round, the first with answers. Raises KeyboardInterrupt, and BenchmarkError where no request succeeds."""
+    name, target = measured.engine.name, Target.parse(server.url, {})
+    result = Result(replace(found.plan, target=target, seed=number))
+    # Nothing is shown of a load that runs: a line for each start and end is enough.
+    run_load(lambda progress: None, say, result)
+    found.warnings += [f"{name}: {text}" for text in result.warnings]
+    if server.restarts():
+        found.warnings.append(f"{name}: the engine process was lost and replaced in a round")
+    if result.interrupted:
+        raise KeyboardInterrupt
+    if not any(figures.succeeded for figures in result.figures):
+        errors = [f"{kind} {each.details.get(kind, '')}".strip() for each in result.figures for kind in each.errors]
+        raise BenchmarkError(f"{name}: no request succeeded: {(errors or ['none ended in time'])[0]}")
+    hourly_price = None if found.instance is None else found.instance.hourly_price
+    measured.rounds.append(round_of(server.seconds, result.figures, server.memory(), hourly_price))
+    if number == 0:
+        say(f"{name} answers the prompts of `quality`")
+        prompts = read_prompts(DEFAULT_PROMPTS, _ANSWER_TOKENS, "the prompts of quality")
+        try:
+            side = Served(name, target, None, found.plan.timeout)
+            measured.answers = side.answer(Asked(prompts, _ANSWER_TOKENS))
+        except BenchmarkError as error:
+            measured.no_answers = str(error)
+
+
 def _resolve(found: Versus, scratch: Path, say: Callable[[str], None]) -> dict[str, Path]:
     """Make a directory for each engine, with the same limits, by the engine's name."""
-    engines = [measured.engine for measured in found.engines]
 
     def resolved() -> list[dict[str, Any]]:
-        directories.update({engine.name: prepare(found.model, engine, found.limits, scratch) for engine in engines})
-        return [resolve(engine, directories[engine.name]) for engine in engines]
+        for measured in found.engines:
+            directories[measured.engine.name] = prepare(found.model, measured.engine, found.limits, scratch)
+        return [resolve(measured.engine, directories[measured.engine.name]) for measured in found.engines]
 
     directories: dict[str, Path] = {}
     options = resolved()
@@ -328,17 +325,3 @@ def _resolve(found: Versus, scratch: Path, say: Callable[[str], None]) -> dict[s
         options = resolved()
     found.differing = differences(options)
     return directories
-
-
-def _errors(result: Result) -> str:
-    kinds = [f"{kind} {figures.details.get(kind, '')}".strip() for figures in result.figures for kind in figures.errors]
-    return kinds[0] if kinds else "none ended in time"
-
-
-def _ask(measured: Measured, server: Server, timeout: float) -> None:
-    side = Served(measured.engine.name, Target.parse(server.url, {}), None, timeout)
-    prompts = read_prompts(DEFAULT_PROMPTS, _ANSWER_TOKENS, "the prompts of quality")
-    try:
-        measured.answers = side.answer(Asked(prompts, _ANSWER_TOKENS))
-    except BenchmarkError as error:
-        measured.no_answers = str(error)

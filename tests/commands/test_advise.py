@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,9 @@ def test_all_clients_are_served_by_as_many_copies_as_there_is_room_for(model: st
     assert (uneven["copies"], uneven["speed_of_a_copy"]["clients"]) == (4, 3)
     (alone,) = answered(model, "--clients", "2", "--instance", "g6e.12xlarge", "--tp", "1")["holding"]
     assert (alone["copies"], alone["speed_of_a_copy"]["clients"]) == (2, 1)
-    assert "--replicas 4" in advise(model, *LOAD, "--instance", "g6e.12xlarge", "--tp", "1").stdout
+    pasted = advise(model, *LOAD, "--instance", "g6e.12xlarge", "--tp", "1").stdout.split("\n\n")[2].splitlines()
+    assert any("--replicas 4" in line for line in pasted)
+    assert all(line.startswith(("# ", "option.")) and len(line) <= 80 for line in pasted), "a terminal would wrap it"
 
 
 def test_weights_stay_as_they_are_unless_only_fp8_holds_the_load(model: str) -> None:
@@ -191,3 +194,32 @@ def test_no_speed_is_predicted_of_a_model_that_does_not_generate(tmp_path: Path)
     encoder = described(tmp_path / "encoder", model_type="bert")
     result = advise(str(encoder), "--isl", "100", "--osl", "10", "--gpu", "l4")
     assert (result.exit_code, "embed" in result.stderr) == (1, True)
+
+
+KEYS = Path(__file__).with_name("json_keys.json")
+
+
+def keys_of(value: Any) -> Any:
+    """The keys of objects, and those of the first object of a list."""
+    if isinstance(value, dict):
+        return {name: keys_of(each) for name, each in value.items()}
+    return [keys_of(value[0])] if isinstance(value, list) and value else "[]" if isinstance(value, list) else ""
+
+
+def test_json_has_the_keys_that_programs_read(model: str) -> None:
+    """`json_keys.json` has them; UPDATE_GOLDEN=1 writes it where a change was meant."""
+    (Path(model) / "serving.properties").write_text("option.dtype=fp16\n")
+    machine, lengths = ("--instance", "g5.12xlarge"), ("--isl", "1000", "--osl", "100")
+    commands = {
+        "size": [*machine, *lengths, "--clients", "8"],
+        "size --compare": ["--compare", "--sequences", "8", *lengths],
+        "size --formula": ["--max-batch", "8", "--max-input", "512", "--formula"],
+        "advise": ["--instance", "g6.xlarge,g5.12xlarge", *LOAD, "--ttft", "1s"],
+    }
+    found: dict[str, Any] = {}
+    for name, flags in commands.items():
+        words = [name.split()[0], *flags, "--json"] + ([] if "formula" in name else [model])
+        found[name] = keys_of(json.loads(CliRunner().invoke(app, words).stdout))
+    if os.environ.get("UPDATE_GOLDEN"):
+        KEYS.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(KEYS.read_text())

@@ -75,6 +75,7 @@ def test_what_is_set_is_shown_and_on_request_all(tmp_path: Path) -> None:
     few, every = (runner.invoke(app, ["config", path, *more]).stdout for more in ([], ["--all"]))
     assert "option.max_input_len" in few and "option.max_output_len" not in few
     assert "option.max_output_len" in every
+    assert "--all shows them" in few and "--all" not in every
 
 
 @pytest.mark.parametrize("source", [TRITON, TRITON / "tensorrt_llm" / "config.pbtxt", TRUSS, TRUSS / "config.yaml"])

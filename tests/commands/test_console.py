@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import inspect
 import io
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 import typer
 from rich.console import Console
@@ -178,6 +181,32 @@ def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) ->
 def test_the_help_of_a_command_has_that_of_its_arguments(line: str, text: str) -> None:
     shown = CliRunner().invoke(cli.app, [*line.split(), "--help"], env={"COLUMNS": "80"}).stdout
     assert text in " ".join(re.sub("[│╭╮╰╯─]", "", shown).split())
+
+
+FLAGS = Path(__file__).with_name("flags.json")
+
+
+def described(parameter: click.Parameter) -> str:
+    """The text that the help of a command shows for a flag. Example: `min=1, default=128`."""
+    kind: dict[str, Any] = {**parameter.type.to_info_dict()}
+    shown = {name: kind.get(name) for name in ("exists", "file_okay", "min", "max")}
+    shown |= {name: getattr(parameter, name, None) for name in ("metavar", "envvar", "rich_help_panel", "multiple")}
+    shown["no_help"] = not getattr(parameter, "help", None)
+    default = repr(getattr(parameter.default, "value", parameter.default))
+    texts = [f"{name}={value}" for name, value in shown.items() if value is not None and value is not False]
+    return ", ".join([*texts, f"default={default}"])
+
+
+def test_flags_with_their_bounds_and_defaults_are_those_that_users_know() -> None:
+    """`flags.json` has them; UPDATE_GOLDEN=1 writes it where a change was meant."""
+    found: dict[str, dict[str, str]] = {}
+    for name in cli.SUMMARIES:
+        command = cli.find_command(name)
+        for line, each in {name: command, **getattr(command, "commands", {})}.items():
+            found[line] = {" ".join([*one.opts, *one.secondary_opts]): described(one) for one in each.params}
+    if os.environ.get("UPDATE_GOLDEN"):
+        FLAGS.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(FLAGS.read_text())
 
 
 def test_paragraphs_of_a_help_are_wrapped_at_the_width_of_the_terminal() -> None:

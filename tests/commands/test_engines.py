@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
 from djl_trtllm.commands.compile import CompileArguments, read_arguments
 from djl_trtllm.config import load
-from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache
+from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache, Manifest
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.routing.scaling import target_concurrency
 from tests.engines.helpers import build
@@ -165,6 +167,30 @@ def test_a_copys_gpus_are_all_its_ranks_and_an_old_number_goes_with_max(model: P
     assert "Accelerators" not in json.loads((tmp_path / "model.parameters.json").read_text())["Parameters"]
 
 
+def test_a_checkpoint_is_compiled_as_the_flags_say_and_compared_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[Any] = []
+
+    def compile_model(checkpoint: str, out: str, environ: Any, progress: Any, settings: Any) -> str:
+        called.append((checkpoint, out, settings))
+        return "the engine"
+
+    monkeypatch.setattr("djl_trtllm.service.model.compile_model", compile_model)
+    monkeypatch.setattr("djl_trtllm.service.model.compile_with_neo", lambda environ, progress: called.append("neo"))
+    monkeypatch.setattr("djl_trtllm.commands.quality.quality", lambda *given: called.append(given))
+    words = ["compile", "in", "out", "--max_batch_size=4", "--workers=2"]
+    done = runner.invoke(app, words, env={"SM_NEO_EXECUTION_CONTEXT": "1"})
+    assert (done.exit_code, called) == (0, [("in", "out", ("option.max_batch_size=4", "option.workers=2"))])
+    assert "--workers: no effect" in done.stderr and "compiled the engine" in done.stderr
+    runner.invoke(app, [*words, "--check", "reference"])
+    assert called[2:] == [("reference", "the engine")]
+    called.clear()
+    assert runner.invoke(app, ["compile"], env={"SM_NEO_EXECUTION_CONTEXT": "1"}).exit_code == 0
+    assert called == ["neo"]
+    assert runner.invoke(app, ["compile"], env={}).exit_code == 1
+
+
 # -- djl-trtllm cache --------------------------------------------------------------------------------------------------
 
 
@@ -216,3 +242,25 @@ def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path) 
     assert f"removed {left} (2.0 kB), left by an interrupted process" in pruned.stderr
     assert not left.exists()
     assert "left by" not in cache(tmp_path, "ls").stdout
+
+
+def test_cache_shows_when_and_with_which_options_an_engine_was_compiled_and_keeps_the_last_used(tmp_path: Path) -> None:
+    newer, older = (f"openvino-{digit * 32}" for digit in "21")
+    for key, used in ((older, 1_600_000_000), (newer, 1_700_000_000)):
+        build(tmp_path / key)
+        manifest = Manifest.read(tmp_path / key)
+        assert manifest is not None
+        msgspec.structs.replace(manifest, options={"dtype": "fp16", "quantize": "none"}).write(tmp_path / key)
+        for path in (*(tmp_path / key).rglob("*"), tmp_path / key):
+            os.utime(path, (used, used))
+    assert manifest is not None
+    listed = cache(tmp_path, "ls").stdout.splitlines()
+    assert listed[0].startswith(f"{tmp_path}: ")
+    # What other processes left among temporary files comes after the engines.
+    assert [line.partition(":")[0] for line in listed[1:3]] == [newer, older]
+    assert ", last used 2023-11-1" in listed[1]
+    assert listed[1].endswith(f", compiled {manifest.created}, dtype=fp16, quantize=none")
+    kept = EngineCache(tmp_path).entries()[0].size / 1e9
+    pruned = cache(tmp_path, "prune", "--keep", f"{kept:.12f}")
+    assert f"removed {older}" in pruned.stderr and "1 engines are left" in pruned.stderr
+    assert [each.key for each in EngineCache(tmp_path).entries()] == [newer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
 from djl_trtllm.commands import console, serve
-from djl_trtllm.commands.console import find_model, json_object
+from djl_trtllm.commands.console import bearer, check_seconds, find_model, json_object
 from djl_trtllm.commands.serve import demo_model
 from djl_trtllm.errors import DjlTrtllmError, ModelError
 from tests.support.tables import by_table
@@ -80,7 +81,56 @@ def test_generate_without_a_model_says_what_to_name(tmp_path: Path) -> None:
         assert (refused.exit_code, text in refused.stderr) == (1, True)
 
 
+def test_flags_of_generate_are_parameters_of_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    ends: list[int | BaseException] = [0]
+
+    def generate_file(*arguments: Any, **more: Any) -> int:
+        given.append((*arguments[:4], more))
+        if isinstance(ends[0], BaseException):
+            raise ends[0]
+        return ends[0]
+
+    monkeypatch.setattr("djl_trtllm.offline.command.generate_file", generate_file)
+    monkeypatch.setattr("djl_trtllm.commands.generate.drop_stdout", lambda: None)
+    words = ["generate", "m", "--prompts", "in.txt"]
+    assert runner.invoke(app, words).exit_code == 0
+    assert given.pop() == ("m", Path("in.txt"), Path("-"), {}, {"text": False})
+    flags = "--max-new-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 4 --seed 0 --stop a --stop b -n 2 --text --out o"
+    ends[0] = 2
+    parameters = '{"top_k": 9, "min_p": 0.1}'
+    assert runner.invoke(app, [*words, *flags.split(), "--parameters", parameters]).exit_code == 3
+    assert given.pop()[2:] == (
+        Path("o"),
+        {
+            "max_new_tokens": 3,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 4,
+            "seed": 0,
+            "stop": ["a", "b"],
+            "n": 2,
+            "min_p": 0.1,
+        },
+        {"text": True},
+    )
+    for end, status in ((KeyboardInterrupt(), 130), (BrokenPipeError(), 141)):
+        ends[0] = end
+        assert runner.invoke(app, words).exit_code == status
+
+
 # -- arguments of all commands -----------------------------------------------------------------------------------------
+
+
+def test_seconds_are_above_0_and_below_a_million() -> None:
+    check_seconds(duration=0.001, timeout=999_999.0)
+    for value in (0.0, -1.0, 1e6, math.nan, math.inf):
+        with pytest.raises(DjlTrtllmError, match=r"^--timeout "):
+            check_seconds(duration=1.0, timeout=value)
+
+
+def test_a_key_is_a_bearer_token() -> None:
+    assert [bearer(key) for key in ("secret", "", None)] == [{"Authorization": "Bearer secret"}, {}, {}]
 
 
 def test_a_model_is_found_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -479,6 +479,11 @@ def test_the_parts_add_up_to_the_gpu(tmp_path: Path) -> None:
     assert found.memory["activations"] == estimate.activations(16384) + estimate.logits
 
 
+def test_the_degree_of_the_machine_is_pasted_and_not_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    found = report(described(tmp_path), of_gpu("h100"), 2, tensor_parallel_degree=4, dtype="fp16")
+    assert (found.settings["tensor_parallel_degree"], found.settings["dtype"], found.copies) == ("2", "fp16", 1)
+
+
 def test_the_lines_end_with_options_that_resolve_to_themselves(tmp_path: Path) -> None:
     path = described(tmp_path)
     found = report(path, of_instance("g5.12xlarge"), 4, max_input_len=2048, max_output_len=5000, quantize="fp8")

@@ -75,3 +75,13 @@ def test_one_option_is_shown_in_every_engine() -> None:
     shown = json.loads(run("--explain", "dtype", "--json", code=0)[0])
     assert shown["vllm"]["values"]["fp16"] == "float16"
     assert shown["triton"]["exactness"] == "lost"
+
+
+def test_reasons_and_notes_are_on_stderr_and_not_in_what_another_program_reads(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    head = "python_version: py311\nresources:\n  accelerator: H100:4\n"
+    path.write_text(f"{head}trt_llm:\n  runtime:\n    max_batch_size: 8\n")
+    done = CliRunner().invoke(cli.app, ["translate", str(path), "--to", "vllm"])
+    assert "note: " in done.stderr and "it names 4 GPUs" in done.stderr and "it names 4 GPUs" not in done.stdout
+    _, err = run("vllm serve M --gpu-memory-utilization 0.9", "--to", "trtllm-serve", code=0)
+    assert err.count("near: ") == 1 and "same: " not in err

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +94,54 @@ def test_the_round_of_the_median_throughput_is_recorded_of_each_engine(
     monkeypatch.setattr(hardware, "read_states", lambda: (GpuState(1, 1),))
     assert run("--record").exit_code == 0
     assert kept == [("vllm", 30.0, "djl-trtllm versus model"), ("openvino", 20.0, "djl-trtllm versus model")]
+
+
+def test_flags_are_the_plan_of_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[tuple[rounds.Versus, int]] = []
+    monkeypatch.setattr(rounds, "compare", lambda found, count, say: given.append((found, count)))
+    (tmp_path / "load.jsonl").write_text('{"prompt": "a"}\n')
+    run()
+    words = "--clients 2,3 --rounds 5 --duration 7 --warmup 1 --api chat --prompt-tokens 9 --output-tokens 4"
+    run(*words.split(), "--timeout", "8", "--instance", "g6.xlarge", "--load", str(tmp_path / "load.jsonl"))
+    (plain, three), (full, five) = given
+    assert (three, five) == (3, 5)
+    assert (plain.model, plain.names, plain.instance) == ("model", ["vllm", "openvino"], None)
+    assert full.instance is not None and full.instance.name == "g6.xlarge"
+    loads = [[(load.concurrency, load.duration, load.warmup) for load in each.plan.loads] for each in (plain, full)]
+    assert loads == [[(count, 10.0, 2.0) for count in (1, 4, 16, 64)], [(count, 7.0, 1.0) for count in (2, 3)]]
+    plans = [
+        (plan.api, plan.dataset, plan.prompt_tokens, plan.output_tokens, plan.timeout)
+        for plan in (plain.plan, full.plan)
+    ]
+    assert plans == [
+        ("completions", "synthetic", 128, 128, 600.0),
+        ("chat", str(tmp_path / "load.jsonl"), 9, 4, 8.0),
+    ]
+
+
+def test_json_is_all_of_standard_output_and_warnings_are_beside_it(found: rounds.Versus) -> None:
+    found.warnings = ["vllm: the engine process was lost"]
+    result = run("--json")
+    assert json.loads(result.stdout)["warnings"] == found.warnings
+    assert "engine process was lost" in result.stderr
+
+
+def test_options_that_differ_stand_between_the_figures_and_the_conclusion(found: rounds.Versus) -> None:
+    assert "Options that differ" not in run().stdout
+    found.differing = {"option.dtype": ["fp16", "bf16"]}
+    lines = run().stdout.splitlines()
+    heading = next(number for number, line in enumerate(lines) if "Options that differ" in line)
+    assert any("most tok/s" in line for line in lines[:heading])
+    assert any("option.dtype" in line and "bf16" in line for line in lines[heading:])
+    assert lines[-1].startswith("No engine is ahead")
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="charts need matplotlib")
+def test_the_picture_is_written_of_whole_comparisons(found: rounds.Versus, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    assert run("--plot", str(plot)).exit_code == 0
+    assert plot.read_text().startswith("<svg")
+    plot.unlink()
+    found.engines[0].rounds.clear()
+    found.interrupted = True
+    assert (run("--plot", str(plot)).exit_code, plot.exists()) == (130, False)

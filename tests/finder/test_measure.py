@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import os
 import shutil
 import subprocess
 import sys
@@ -81,10 +80,10 @@ def test_a_write_that_fails_leaves_the_old_state(tmp_path: Path, monkeypatch: py
     file = StateFile(tmp_path, CONDITIONS)
     file.write(MeasurementState(CONDITIONS, 5, ATTEMPTS[:1]))
 
-    def fail(descriptor: int) -> None:
+    def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(DjlTrtllmError, match=r"disk full; set option\.engine_cache_dir"):
         file.write(MeasurementState(CONDITIONS, 5, ATTEMPTS))
     assert file.read().attempts == ATTEMPTS[:1]
@@ -309,15 +308,19 @@ GIB = 1 << 30
 MEMORY = 24 * GIB
 
 
+# How exactly a bound is found is a matter of the search (above): each real trial is two processes, so they are few.
+FACTOR = 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["load", "requests"])
-def test_the_scripted_executors_bound_is_found_exactly(tmp_path: Path, phase: str) -> None:
+def test_the_scripted_executors_bound_is_found_in_real_trials(tmp_path: Path, phase: str) -> None:
     limits = {"option.max_rolling_batch_size": 256, "option.max_input_len": 64, "option.max_seq_len": 128}
     model = model_with(tmp_path / "model", {"memory_tokens": 1234, "memory_phase": phase}, **limits)
     subject = open_subject(str(model), {}, TrialLoad(8, 60))
-    found = measure_subject(subject, Settings(), QUIET)
-    assert found.max_num_tokens == 1234
-    assert len(found.attempts) <= Search.over(range(LOWEST, subject.highest + 1)).left == 15
+    found = measure_subject(subject, Settings(precision=FACTOR - 1), QUIET)
+    assert found.max_num_tokens is not None and 1234 / FACTOR < found.max_num_tokens <= 1234
+    assert len(found.attempts) <= Search.over(candidates(LOWEST, subject.highest, FACTOR - 1)).left == 4
     assert {attempt.phase for attempt in found.attempts if not attempt.fits} == {phase}
 
 
@@ -329,7 +332,7 @@ def on_a_gpu(model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, backend: 
         monkeypatch.setenv(name, value)
     # The fake's pynvml is for processes that are started: this one has the real one, which finds no GPU.
     subject = open_subject(str(copy), {}, TrialLoad(8, 1000), one_gpu(MEMORY))
-    return measure_subject(subject, Settings(precision=0.1), QUIET)
+    return measure_subject(subject, Settings(precision=FACTOR - 1), QUIET)
 
 
 @pytest.mark.slow
@@ -343,8 +346,8 @@ def test_tensorrt_llm_runs_out_of_memory_in_every_phase(
     # A twentieth of what is left is not the KV cache's, and iterations have that.
     true = int(left * 0.05 / 1_000_000) if phase == "requests" else left // 200_000
     assert found.max_num_tokens is not None
-    assert true / 1.12 - 1 <= found.max_num_tokens <= true
-    assert len(found.attempts) <= Search.over(candidates(LOWEST, found.subject.highest, 0.1)).left
+    assert true / FACTOR - 1 <= found.max_num_tokens <= true
+    assert len(found.attempts) <= Search.over(candidates(LOWEST, found.subject.highest, FACTOR - 1)).left
     assert phase in {attempt.phase for attempt in found.attempts if not attempt.fits}
     # Each engine was of use to one trial only.
     assert EngineCache(tmp_path / "cache").entries() == []

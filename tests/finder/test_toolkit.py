@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -115,14 +116,25 @@ def test_the_documents_program_runs_as_it_is(tiny_stories: Path, tmp_path: Path)
 
 @by_table("name", "instead")
 def test_each_other_name_of_the_real_toolkit_says_what_to_use_instead(name: str, instead: str) -> None:
-    for program in (f"from tensorrt_llm_toolkit import {name}", f"import tensorrt_llm_toolkit as t; t.{name}"):
-        with pytest.raises(ImportError, match=rf"^tensorrt_llm_toolkit\.{name} .*{re.escape(instead)}"):
+    module, _, member = f"tensorrt_llm_toolkit.{name}".rpartition(".")
+    for program in (f"from {module} import {member}", f"import {module} as module; module.{member}"):
+        with pytest.raises(ImportError, match=rf"^{module}\.{member} .*{re.escape(instead)}"):
             exec(program, {})
 
 
-def test_the_toolkits_modules_are_there_and_nothing_else_is() -> None:
-    toolkit = importlib.import_module("tensorrt_llm_toolkit")
-    assert not hasattr(toolkit, "other") and toolkit.utils.utils.__name__ == "djl_trtllm.finder"
+@pytest.mark.parametrize(
+    "module", ["tensorrt_llm_toolkit", "tensorrt_llm_toolkit.utils", "tensorrt_llm_toolkit.utils.utils"]
+)
+def test_names_and_modules_that_no_toolkit_is_known_to_have_say_what_there_is(module: str) -> None:
+    for program in (f"from {module} import other", f"import {module}.other", f"import {module}.other.more"):
+        with pytest.raises(ImportError, match=rf"^{module}\.other .*utils\.utils\.max_token_finder"):
+            exec(program, {})
+    assert not hasattr(importlib.import_module(module), "other")
+
+
+def test_modules_of_other_packages_that_are_not_there_are_not_found_as_ever() -> None:
+    importlib.import_module("tensorrt_llm_toolkit")
+    assert importlib.util.find_spec("tensorrt_llm_toolkits") is None
 
 
 def test_the_real_toolkit_wins_wherever_it_is_and_what_is_left_of_one_does_not(tmp_path: Path) -> None:

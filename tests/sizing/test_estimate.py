@@ -209,7 +209,7 @@ def test_adapters_take_rank_times_inputs_and_outputs() -> None:
 
 @by_table("module", "whole", "split")
 def test_a_module_has_a_whole_matrix_and_a_split_one(module: str, whole: int, split: int) -> None:
-    shape = replace(LLAMA.shape, head_dim=64, num_kv_heads=16)
+    shape = replace(LLAMA.shape, num_heads=256, head_dim=64, num_kv_heads=16)
     slots = LoraSlots(adapters=1, rank=1, modules=(module,))
     assert lora_bytes(shape, slots, 4) == 2 * 32 * (whole + split // 4)
 

@@ -29,7 +29,7 @@ def roofline(
     config: dict[str, Any] | None = None, gpu: str | GpuModel = "H100", engine: str = "tensorrt", **conditions: Any
 ) -> Roofline:
     model = GPUS[gpu] if isinstance(gpu, str) else gpu
-    rank = Rank.of(CheckpointSizes.from_config(config or llama()), Conditions(model.memory, **conditions), model)
+    rank = Rank(CheckpointSizes.from_config(config or llama()), Conditions(model.memory, **conditions), model)
     return Roofline(rank, CONSTANTS[engine])
 
 

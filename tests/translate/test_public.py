@@ -89,8 +89,8 @@ def test_no_setting_is_lost_silently_and_every_name_is_one_of_the_target(target:
         read = given(where)
         translation = translate(read, target)
         # An object whose fields have names of their own is a line for each field.
-        whole = {each.text for each in read.settings if not isinstance(each.value, dict)}
-        objects = {each.text.partition("=")[0] for each in read.settings if isinstance(each.value, dict)}
+        whole = {each.written for each in read.settings if not isinstance(each.value, dict)}
+        objects = {each.written.partition("=")[0] for each in read.settings if isinstance(each.value, dict)}
         assert whole <= {line.written for line in translation.lines}, where
         assert all(any(line.written.startswith(name) for line in translation.lines) for name in objects), where
         names = names_of(translation.target)

@@ -18,17 +18,16 @@ from djl_trtllm.files import read_table
 from djl_trtllm.translate.names import (
     ENGINES,
     REPLACED,
+    ROWS,
     TITLES,
     WORKERS,
     explained,
     name_in,
     names_of,
-    nearest,
     row_of,
-    rows,
 )
-from djl_trtllm.translate.reading import read_command, read_text
-from djl_trtllm.translate.translation import Line, rendered, translate
+from djl_trtllm.translate.reading import Line, read, read_command, read_text
+from djl_trtllm.translate.translation import rendered, translate
 from tests.support.tables import by_rows, by_table
 
 
@@ -353,10 +352,10 @@ def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
 def _both(row: str) -> bool:
     """Whether LMI and vLLM have a name of their own for an option, and mean the same by it."""
     there = name_in(row, "vllm")
-    return row in OPTIONS and not isinstance(there, str) and not (there.near or there.borrowed or "." in there.name)
+    return row in OPTIONS and not (there.lost or there.near or there.borrowed or "." in there.name)
 
 
-BOTH = [OPTIONS[row] for row in rows() if _both(row)]
+BOTH = [OPTIONS[row] for row in ROWS if _both(row)]
 
 
 @settings(max_examples=300, deadline=None)
@@ -380,16 +379,16 @@ def test_most_options_of_vllm_come_back() -> None:
 
 def test_every_row_names_what_the_engines_have() -> None:
     for engine in ("vllm", "sglang", "trtllm-serve", "triton"):
-        for row in rows():
+        for row in ROWS:
             found = name_in(row, engine)
-            if not isinstance(found, str):
+            if not found.lost:
                 assert names_of(engine).has(found.name) or found.name == "gpt_model_path", (row, engine)
 
 
 def test_what_an_engine_has_is_no_loss_in_its_own_configuration() -> None:
     for engine in ("vllm", "sglang", "trtllm-serve"):
         found = {name: name_in(row_of(name, engine), engine) for name in names_of(engine).names}
-        lost = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+        lost = {name: each.lost for name, each in found.items() if each.lost}
         assert [name for name, reason in lost.items() if "secret" not in reason] == [], engine
 
 
@@ -408,7 +407,7 @@ def test_a_row_has_no_column_that_nothing_reads() -> None:
             parts = {"name"} if isinstance(cell, str) else {*cell}
             assert parts <= OF_AN_ENGINE, (row, engine)
             assert "lost" not in parts or parts == {"lost"}, (row, engine)
-            assert "instead" not in parts or (parts == {"instead"} and cell["instead"]["row"] in rows()), (row, engine)
+            assert "instead" not in parts or (parts == {"instead"} and cell["instead"]["row"] in ROWS), (row, engine)
         if whole := columns.get("part_of"):
             assert {*table[whole]["found_by"]} <= {*ENGINES}, row
 
@@ -422,13 +421,59 @@ def test_a_worker_of_dynamo_has_no_flags_of_the_server_that_it_does_not_run() ->
 def test_what_replaced_a_name_is_said_of_names_that_the_engine_has_not() -> None:
     for engine, names in REPLACED.items():
         assert [name for name in names if name in names_of(engine).names] == []
-    assert "--structured-outputs-config.backend" in nearest("--guided-decoding-backend")
-    assert nearest("zzzzzz") == ""
+    for name, said in (("--num-lookahead-slots", "--speculative-config$"), ("zzzzzz", "here$")):
+        with pytest.raises(DjlTrtllmError, match=said):
+            explained(name)
 
 
 def test_an_option_is_explained_in_every_engine_by_any_of_its_names() -> None:
     by_name = [explained(name) for name in ("max_seq_len", "--max-model-len", "context_length", "option.max_model_len")]
-    assert by_name[0] is not None
     assert by_name == [by_name[0]] * 4
     assert set(by_name[0]) == {*TITLES, *WORKERS} - {"dynamo"}
-    assert explained("no_such_name") is None
+
+
+def test_a_setting_of_a_truss_has_its_file_and_line_and_the_files_own_warnings_are_notes() -> None:
+    text = "python_version: py311\nresources:\n  accelerator: H100:4\ntrt_llm:\n  runtime:\n    max_batch_size: 8\n"
+    found = read_text(text, "mine/config.yaml")
+    assert {str(each.origin).partition(":")[0] for each in found.settings} == {"mine/config.yaml"}
+    assert [note for note in found.notes if "it names 4 GPUs" in note] == list(found.notes)
+
+
+def test_a_repository_of_tritons_llm_api_has_its_settings_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    text = "model: acme/m\nbackend: pytorch\ntensor_parallel_size: 2\nkv_cache_config: {max_tokens: 64}\n"
+    (tmp_path / "1" / "model.yaml").write_text(f"{text}triton_config: {{max_batch_size: 0, decoupled: true}}\n")
+    (tmp_path / "config.pbtxt").write_text('name: "tensorrt_llm"\nbackend: "python"\nmax_batch_size: 0\n')
+    for name in ("config.pbtxt", "1/model.yaml"):
+        given = read([str(tmp_path / name)], "triton")
+        serve, lmi = ({each.name: each.value for each in translate(given, to).kept} for to in ("trtllm-serve", "lmi"))
+        arguments = {"backend": "pytorch", "tensor_parallel_size": 2, "kv_cache_config.max_tokens": 64}
+        assert serve == {"model": "acme/m", **arguments}, name
+        assert (lmi["option.model_id"], lmi["option.tensor_parallel_degree"]) == ("acme/m", 2)
+        assert [each.written for each in translate(given, "vllm").lost if "decoupled" in each.written], name
+
+
+def test_a_dot_inside_an_object_is_one_of_the_name() -> None:
+    text = "compilation_config:\n  inductor_compile_config: {triton.cudagraphs: true}\n"
+    (found,) = translate(read_text(text, "x.yaml", "vllm"), "lmi").lines
+    assert found.value == {"inductor_compile_config": {"triton.cudagraphs": True}}
+
+
+def test_a_path_may_have_thousands_of_parts() -> None:
+    path = f"speculative_config{'.a' * 5000}"
+    assert line(f"python -m dynamo.vllm --model M --{path} 1", "vllm").name == path
+
+
+def test_thousands_of_variables_are_put_in_at_once() -> None:
+    names = [f"A{number}" for number in range(15_000)]
+    script = "\n".join([*(f"{name}=1" for name in names), "vllm serve M " + " ".join(["--seed $A7"] * 8000)])
+    assert line(script, "vllm").value == 1
+
+
+def test_a_variable_with_a_default_is_reported_and_not_put_in() -> None:
+    found = translate(read_command("N=8 vllm serve M --max-num-seqs ${N:-4}"), "sglang")
+    assert [each.written for each in found.lost if each.written.startswith("N=")] == ["N=8"]
+
+
+def test_digits_of_other_scripts_are_text() -> None:
+    assert line("vllm serve M --long-prefill-token-threshold 1٣", "vllm").value == "1٣"

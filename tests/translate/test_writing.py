@@ -131,3 +131,9 @@ def test_flags_that_trtllm_serves_file_does_not_have_are_in_the_command() -> Non
 
 def test_a_placeholder_of_the_shell_is_one_of_config_pbtxt() -> None:
     assert "max_batch_size: ${N}" in text("vllm serve M --max-num-seqs $N", "triton")
+
+
+def test_a_comma_in_the_only_member_of_a_list_begins_no_other_member() -> None:
+    given = read_text("logits-processors: ['a,b']\n", "x.yaml", "vllm")
+    values = {each.key: each.value for each in parse_properties(rendered(translate(given, "lmi")), "x").settings}
+    assert values["option.logits_processors"] == '["a,b"]'

@@ -24,7 +24,9 @@ class Ping(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         if self.path == "/metrics":
-            self.wfile.write(b'djl_trtllm_executor_restarts_total{model="a"} 2.0\\nx 1\\n')
+            self.wfile.write(b'# HELP djl_trtllm_executor_restarts_total 7\\nx 1\\n')
+            self.wfile.write(b'djl_trtllm_executor_restarts_total{model="a"} 2.0\\n')
+            self.wfile.write(b'djl_trtllm_executor_restarts_total{model="b"} 1.0\\nx_restarts_total 9\\n')
 
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ping)
 print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
@@ -88,6 +90,9 @@ def test_options_differ_by_value_or_where_one_engine_does_nothing_with_them() ->
     same = [{"x": option(4)}, {"x": option(4, effect=nothing)}]
     assert differences(same) == {}, "nobody has set it"
     assert differences([{"backend": option("a")}, {"backend": option("b")}]) == {}
+    words = [{"x": option(value, is_set=True)} for value in ("auto", "fp8", None)]
+    assert differences(words) == {"option.x": ["auto", "fp8", "null"]}
+    assert differences([{"x": option(4, is_set=True)}] * 2) == {}
 
 
 @pytest.mark.parametrize(
@@ -104,10 +109,35 @@ def test_an_engine_that_cannot_serve_the_model_says_why(text: str, said: str, tm
     assert said in str(failure.value) and str(failure.value).startswith("vllm")
 
 
+def test_a_python_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine, said in (
+        (Engine("vllm", str(tmp_path / "missing")), "No such file"),
+        (program(tmp_path / "silent", "raise SystemExit(1)"), "it wrote nothing"),
+        (
+            program(tmp_path / "text", "print('no JSON'); import sys; sys.stderr.write('first\\n\\n  last  \\n')"),
+            ": last;",
+        ),
+    ):
+        with pytest.raises(BenchmarkError) as failure:
+            resolve(engine, tmp_path)
+        assert said in str(failure.value) and engine.python in str(failure.value)
+    monkeypatch.setattr("djl_trtllm.versus.engines._CONFIG_SECONDS", 0.2)
+    with pytest.raises(BenchmarkError, match=r"^slow: .*did not end within 0.2 s"):
+        resolve(program(tmp_path / "slow", "import time; time.sleep(60)"), tmp_path)
+
+
+def test_a_reason_has_the_model_in_place_of_the_folder_that_was_made_for_it(tmp_path: Path) -> None:
+    summary = f"'{tmp_path}/config.json is damaged'"
+    text = f"import json; print(json.dumps({{'served': False, 'summary': ['x', {summary}]}}))"
+    with pytest.raises(BenchmarkError, match=r"MODEL/config\.json is damaged$"):
+        resolve(program(tmp_path / "vllm", text), tmp_path)
+
+
 def test_a_server_that_ends_while_it_starts_is_quoted(tmp_path: Path) -> None:
-    engine = program(tmp_path / "vllm", "print('2026-01-01 10:00:00,5 ERROR a.b: out of memory'); raise SystemExit(3)")
+    text = "import sys; print('2026-01-01 10:00:00,5 ERROR a.b: no memory for ' + sys.argv[4]); raise SystemExit(3)"
+    engine = program(tmp_path / "vllm", text)
     with (
-        pytest.raises(BenchmarkError, match=r"^vllm: .*\(status 3\): out of memory$"),
+        pytest.raises(BenchmarkError, match=r"^vllm: .*\(status 3\): no memory for MODEL$"),
         serving(engine, tmp_path, tmp_path / "log"),
     ):
         pass
@@ -128,7 +158,7 @@ def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_
 def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_path: Path) -> None:
     def use() -> None:
         with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
-            assert server.memory().host > 1_000_000 and server.seconds > 0 and server.restarts() == 2
+            assert server.memory().host > 1_000_000 and server.seconds > 0 and server.restarts() == 3
             if error is not None:
                 raise error
 
@@ -160,3 +190,49 @@ def test_a_measured_server_has_nothing_of_a_server_in_production(
     )
     found = resolve(engine, tmp_path)
     assert found["OPTION_DTYPE"] == "fp32" and "SERVING_API_KEY" not in found
+    assert found["SERVING_LOG_LEVEL"] == "info", "which says where it listens"
+    text = READY.replace("import http", "import os; print(sorted(os.environ)); import http", 1)
+    with serving(program(tmp_path / "vllm", text), tmp_path, tmp_path / "log"):
+        environ = (tmp_path / "log").read_text().splitlines()[0]
+    assert "'OPTION_DTYPE'" in environ and "SERVING_API_KEY" not in environ
+
+
+def test_the_commands_of_an_engine_have_the_models_directory_and_no_other_clients(tmp_path: Path) -> None:
+    shown = "import json, sys; print(json.dumps({'served': True, 'options': {'argv': sys.argv[1:]}}))"
+    directory = str(tmp_path)
+    assert resolve(program(tmp_path / "vllm", shown), tmp_path) == {
+        "argv": ["-m", "djl_trtllm.cli", "config", directory, "--json", "--all"]
+    }
+    text = READY.replace("import http", "import sys; print(sys.argv[1:]); import http", 1)
+    with serving(program(tmp_path / "vllm", text), tmp_path, tmp_path / "log"):
+        words = ["-m", "djl_trtllm.cli", "serve", directory, "--host", "127.0.0.1", "--port", "0"]
+        assert (tmp_path / "log").read_text().splitlines()[0] == str(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (",", "nothing is no engine"),
+        ("vllm", "expected two or more"),
+        ("vllm,nothing", "nothing is no engine; expected tensorrt"),
+        ("vllm,auto", "auto is no engine"),
+        ("vllm,vllm", "vllm is named twice"),
+        ("tensorrt_llm,pytorch", "pytorch is named twice"),
+        ("vllm=/nowhere/python,openvino", "/nowhere/python is no program"),
+    ],
+)
+def test_engines_that_cannot_be_compared_are_refused(text: str, said: str) -> None:
+    with pytest.raises(BenchmarkError) as refused:
+        read_engines(text)
+    assert str(refused.value).startswith(f"--engines {text}: {said}")
+
+
+def test_a_settings_folder_may_be_prepared_again_with_a_file_that_is_not_utf8(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "serving.properties").write_bytes(b"option.model_name=caf\xe9")
+    (model / "link").symlink_to("serving.properties")
+    for _ in range(2):
+        made = prepare(str(model), Engine("vllm", "python"), {}, tmp_path)
+    assert (made / "serving.properties").read_bytes() == b"option.model_name=caf\xe9\noption.backend=vllm\n"
+    assert (made / "link").resolve() == (model / "serving.properties").resolve()

@@ -10,10 +10,12 @@ import pytest
 
 from djl_trtllm.bench.client import Target
 from djl_trtllm.bench.figures import Figures
+from djl_trtllm.bench.report import Chart
 from djl_trtllm.bench.session import Load, Plan
 from djl_trtllm.quality.figures import Continuation, Position
 from djl_trtllm.sizing.machines import PRICES, instance_named
 from djl_trtllm.version import __version__
+from djl_trtllm.versus import rounds as rounds_module
 from djl_trtllm.versus.engines import Engine, Memory
 from djl_trtllm.versus.rounds import Measured, Versus, round_of
 
@@ -55,9 +57,9 @@ def test_cells_are_medians_with_the_lowest_and_the_highest() -> None:
     assert cells[""] == ["a", "b"]
     assert cells["tok/s, 1 client"] == ["20 (10-30)", "10"]
     assert cells["most tok/s"] == ["210 (200-220)", "50"]
-    assert cells["start s"] == ["20 (10-30)", "10"] and cells["memory"] == ["1.0 MB"] * 2
-    assert cells["TTFT p50 ms, 16 clients"][1].startswith("100")
-    assert cells["ITL p50 ms, 1 client"] == ["-", "-"], "nothing was measured"
+    assert cells["start"] == ["20 s (10 s-30 s)", "10 s"] and cells["memory"] == ["1.0 MB"] * 2
+    assert cells["TTFT p50, 16 clients"][1] == "100 ms"
+    assert cells["ITL p50, 1 client"] == ["-", "-"], "nothing was measured"
     assert "GPU memory" not in cells
 
 
@@ -89,14 +91,14 @@ def test_a_third_engine_between_the_two_fastest_is_not_overlooked() -> None:
 def test_the_price_of_a_million_tokens_follows_from_the_instances_hour() -> None:
     found = versus(measured("a", (10, 100)), measured("b", (10, 200)))
     found.instance, hourly = PRICED, PRICED.hourly_price or 0
-    cells = rows(found)["$ per million tokens, g5.xlarge"]
+    cells = rows(found)["$ per million tokens"]
     assert [float(cell) for cell in cells] == pytest.approx([hourly / 0.36, hourly / 0.72], rel=0.01)
     (first, _) = found.as_json()["engines"]
     assert first["rounds"][0]["usd_per_million_tokens"] == pytest.approx(hourly / 0.36)
     assert "us-east-1" in list(found.conclusion())[-1]
     nothing = versus(measured("a", (0, 0)), measured("b", (10, 200)))
     nothing.instance = PRICED
-    assert rows(nothing)["$ per million tokens, g5.xlarge"][0] == "-"
+    assert rows(nothing)["$ per million tokens"][0] == "-"
 
 
 def test_answers_are_compared_with_those_of_the_first_engine() -> None:
@@ -158,3 +160,84 @@ def test_a_spread_leaves_out_rounds_without_a_value() -> None:
     for each, value in zip(found.engines[0].rounds, (None, 3 << 20, 1 << 20), strict=True):
         each["gpu_memory_bytes"] = value
     assert rows(found)["GPU memory"] == ["2.1 MB (1.0 MB-3.1 MB)", "-"]
+
+
+def test_latencies_have_their_percentiles_in_seconds() -> None:
+    one = figures(1, 10)
+    one.ttft, one.itl = (type(one.ttft)() for _ in range(2))
+    one.ttft.add(np.array([0.1] * 98 + [4.0] * 2))
+    one.itl.add(np.array([0.02] * 98 + [0.5] * 2))
+    found = versus(*(Measured(Engine(name, ""), [round_of(1.0, [one, one], Memory(1, 1), None)]) for name in "ab"))
+    for path, expected in (
+        ("ttft_seconds.p50", 0.1),
+        ("ttft_seconds.p99", 4.0),
+        ("itl_seconds.p50", 0.02),
+        ("itl_seconds.p99", 0.5),
+    ):
+        for load in (0, 1):
+            assert found.engines[0].spread(path, load).median == pytest.approx(expected, rel=0.05)
+
+
+def test_the_middle_round_is_that_of_the_median_throughput_or_the_faster_one_next_to_it() -> None:
+    for speeds, middle in {(10,): 10, (10, 30): 30, (30, 10, 20): 20, (40, 10, 30, 20): 30}.items():
+        found = measured("a", *((1, speed) for speed in speeds)).middle
+        assert found["output_tokens_per_second"] == middle
+
+
+def test_failed_requests_are_those_with_an_error_and_those_without_an_end() -> None:
+    one = measured("a", (1, 2), (1, 2))
+    assert one.failed == 0
+    for number, each in enumerate(load for one_round in one.rounds for load in one_round["loads"]):
+        each["requests"] |= {"failed": 10**number, "unfinished": 2 * 10**number}
+    assert one.failed == 3333
+    assert rows(versus(measured("b", (1, 2)), one))["failed requests"] == ["0", "3,333"]
+
+
+def test_the_conclusion_says_how_far_the_fastest_is_ahead_of_the_next() -> None:
+    engines = measured("a", (1, 10), (1, 10)), measured("b", (1, 50), (1, 50)), measured("c", (1, 20), (1, 20))
+    ahead = next(versus(*engines).conclusion())
+    assert ahead.startswith("b is ahead") and "fastest of c" in ahead and "2.50 times" in ahead and "2 rounds" in ahead
+    nothing = measured("a", (0, 0), (0, 0))
+    assert "inf times" in next(versus(nothing, engines[1]).conclusion())
+    one = next(versus(measured("a", (1, 10)), measured("b", (1, 50))).conclusion())
+    assert one.startswith("b has the most") and "--rounds" in one
+    assert len(list(versus(*engines).conclusion())) == 1, "no price and no answers"
+
+
+def test_json_of_a_comparison_that_is_not_whole_has_no_winner() -> None:
+    found = versus(measured("a", (1, 10), (1, 10)), measured("b", (1, 50), (1, 50)))
+    written = found.as_json()
+    assert (found.complete, written["ahead"], written["instance"]) == (True, "b", None)
+    found.engines.append(Measured(Engine("c", "python"), no_answers="no memory"))
+    written = found.as_json()
+    assert (found.complete, written["ahead"]) == (False, None)
+    assert [each["no_answers"] for each in written["engines"]] == [None, None, "no memory"]
+
+
+def test_charts_have_each_engine_by_clients_and_the_answers_beside_the_first_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[Chart] = []
+
+    def picture(charts: list[Chart]) -> str:
+        drawn.extend(charts)
+        return "svg"
+
+    monkeypatch.setattr(rounds_module, "picture", picture)
+    found = versus(
+        *(measured(name, (10, 40), (20, 80), words=words) for name, words in {"a": "x", "b": "x", "c": ""}.items())
+    )
+    assert found.picture() == "svg"
+    speeds, first, between, agreeing = drawn
+    assert [line.name for line in speeds.lines] == ["a", "b", "c"]
+    assert (speeds.x, speeds.y, speeds.log) == ("clients", "tokens per second", "x")
+    assert speeds.lines[0].points == [(1.0, 15.0), (16.0, 60.0)] and speeds.lines[0].labels == ["1", "16"]
+    for chart in (first, between):
+        assert (chart.x, chart.y, chart.log, len(chart.lines)) == ("clients", "seconds", "x", 3)
+    assert [x for x, _ in first.lines[0].points] == [1.0, 16.0]
+    assert [y for _, y in first.lines[0].points] == pytest.approx([0.1, 0.1], rel=0.05)
+    assert [line.name for line in agreeing.lines] == ["b"] and agreeing.lines[0].steps
+    assert (agreeing.x, agreeing.y) == ("tokens", "share") and agreeing.title.endswith("a")
+    drawn.clear()
+    versus(measured("a", (1, 2)), measured("b", (1, 2))).picture()
+    assert len(drawn) == 3, "no answers to compare"

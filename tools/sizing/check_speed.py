@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -68,7 +68,7 @@ class Row:
 
 @cache
 def _rank(model: str, gpu: str, conditions: Conditions) -> Rank:
-    return Rank.of(model_sizes(model), conditions, GPUS[gpu])
+    return Rank(model_sizes(model), conditions, GPUS[gpu])
 
 
 @cache
@@ -145,8 +145,8 @@ def summary() -> list[str]:
 
 def constants_now() -> dict[str, float]:
     """The constants that are fitted: those of all engines by their names, and `sequence` by its engine."""
-    shared = {name: value for name, value in asdict(CONSTANTS["pytorch"]).items() if name != "sequence"}
-    return shared | {engine: CONSTANTS[engine].sequence for engine in ("tensorrt", "pytorch")}
+    shared = {name: value for name, value in CONSTANTS["pytorch"].items() if name != "sequence"}
+    return shared | {engine: CONSTANTS[engine]["sequence"] for engine in ("tensorrt", "pytorch")}
 
 
 def fit(fitted: Sequence[Row]) -> dict[str, float]:
@@ -168,7 +168,7 @@ def fit(fitted: Sequence[Row]) -> dict[str, float]:
 def cost(fitted: Sequence[Row], constants: Mapping[str, float]) -> float:
     """The cost of a row is the logarithm of its ratio, at most that of two; of a source the root of their number."""
     shared = {name: value for name, value in constants.items() if name not in CONSTANTS}
-    found = {name: Constants(**shared, sequence=value) for name, value in constants.items() if name in CONSTANTS}
+    found = {name: {**shared, "sequence": value} for name, value in constants.items() if name in CONSTANTS}
     counts = Counter(row.source for row in fitted)
     return sum(
         min(math.log(2), abs(math.log(row.ratio(found[row.engine])))) / math.sqrt(counts[row.source]) for row in fitted
