@@ -26,10 +26,10 @@ import yaml
 
 from djl_trtllm.backends.installed import classes_of, statements
 from djl_trtllm.backends.tensorrt_llm.names import members
-from djl_trtllm.backends.vllm.names import declared_arguments
 from djl_trtllm.files import read_table
 from djl_trtllm.translate import names as translate_names
 from tools.tensorrt_llm import manifest
+from tools.vllm.names import declared_arguments
 
 TABLE = Path(translate_names.__file__).with_name("names.json")
 _SWITCHES = ("store_true", "store_false", "BooleanOptionalAction", "StoreTrue")

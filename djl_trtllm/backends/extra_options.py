@@ -278,8 +278,8 @@ class _Reader:
             value = [self._value(f"{path}[{at}]", item, "Any", depth + 1) for at, item in enumerate(node.value)]
         else:
             value = scalar_of(node)
-        if kinds is not None and not _is_one_of(value, kinds):
-            self._problem(path, node, f"expected {' or '.join(kinds)}, not {_described(value)}")
+        if problem := not_of(kinds, value):
+            self._problem(path, node, problem)
         return value
 
     def _set(self, option: str, value: Any, path: str, node: yaml.Node) -> None:
@@ -368,6 +368,15 @@ def kinds_of(annotation: str, signatures: Signatures) -> list[str] | None:
     return None if None in found else [kind for kind in dict.fromkeys(found) if kind is not None]
 
 
+def not_of(kinds: list[str] | None, value: Any) -> str:
+    """The fault of a value where `kinds_of` an annotation are expected; "" if it has none."""
+    if kinds is None or _is_one_of(value, kinds):
+        return ""
+    near = difflib.get_close_matches(repr(value), kinds, 1)
+    advice = f"; did you mean {near[0]}?" if near else ""
+    return f"expected {' or '.join(kinds)}, not {_described(value)}{advice}"
+
+
 def choices(annotation: str) -> tuple[str, ...] | None:
     """The strings of `Optional[Literal['auto', 'float16']]`; None for a type that takes others too."""
     found = [kind for kind in kinds_of(annotation, {}) or [""] if kind not in ("null", "None")]
@@ -382,7 +391,8 @@ def _parts(node: ast.expr, signatures: Signatures) -> Iterator[str | None]:
         name = ast.unparse(node.value).rsplit(".", 1)[-1]
         inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if name == "Literal":
-            yield from (ast.unparse(part) for part in inside)
+            for part in inside:  # a text or a number, or another such type
+                yield from [ast.unparse(part)] if isinstance(part, ast.Constant) else _parts(part, signatures)
         elif name in ("Optional", "Union", "Annotated"):
             for part in inside[:1] if name == "Annotated" else inside:
                 yield from _parts(part, signatures)
@@ -397,13 +407,14 @@ def _parts(node: ast.expr, signatures: Signatures) -> Iterator[str | None]:
 
 
 def _is_one_of(value: Any, kinds: list[str]) -> bool:
+    if repr(value) in kinds:  # a value of a `Literal`
+        return True
     if isinstance(value, str):
-        return "text" in kinds or repr(value) in kinds
+        return "text" in kinds
     if isinstance(value, bool) or value is None:
         return ("null" if value is None else "true or false") in kinds
     if isinstance(value, (int, float)):
-        whole = isinstance(value, int) and ("a whole number" in kinds or repr(value) in kinds)
-        return whole or "a number" in kinds
+        return (isinstance(value, int) and "a whole number" in kinds) or "a number" in kinds
     return ("a list" if isinstance(value, list) else "a mapping") in kinds
 
 

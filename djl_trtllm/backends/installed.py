@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+_WORD = re.compile(r"""'[^']*'|"[^"]*"|\w+""")
+"""A text or a name in an annotation. Names in a text are none: a `Literal` may have the text `no-Device`."""
 
 
 def folder_of(package: str) -> Path | None:
@@ -36,10 +40,36 @@ def statements(path: Path) -> list[ast.stmt]:
 
 
 def classes_of(*paths: Path) -> dict[str, dict[str, str]]:
-    """The classes that Python files declare, with the types of their fields and of those that they inherit."""
-    nodes = [node for path in paths for node in statements(path) if isinstance(node, ast.ClassDef)]
-    declared = {node.name: declared_fields(node) for node in nodes}
-    return {name: inherited_fields(name, declared) for name in declared}
+    """The classes that Python files declare, with the types of their fields and of those that they inherit.
+
+    Where one of the files has `Device = Literal["cpu", "cuda"]`, a field of `Device | None` is of
+    `Literal['cpu', 'cuda'] | None`.
+    """
+    nodes = [node for path in paths for node in statements(path)]
+    literals = literals_of(nodes)
+    declared = {node.name: declared_fields(node) for node in nodes if isinstance(node, ast.ClassDef)}
+    return {
+        name: {field: written_out(text, literals) for field, text in inherited_fields(name, declared).items()}
+        for name in declared
+    }
+
+
+def literals_of(nodes: Iterable[ast.stmt]) -> dict[str, str]:
+    """The types `Literal[...]` that statements assign, by their names."""
+    found = {}
+    for node in nodes:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Subscript):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(node.value.value) == "Literal":
+                found[ast.unparse(target)] = ast.unparse(node.value)
+    return found
+
+
+def written_out(annotation: str, literals: Mapping[str, str]) -> str:
+    """The annotation with these types in the place of their names, and so on in what they stand for."""
+    return _WORD.sub(
+        lambda word: written_out(literals[word[0]], literals) if word[0] in literals else word[0], annotation
+    )
 
 
 def declared_fields(node: ast.ClassDef) -> tuple[list[str], dict[str, str]]:

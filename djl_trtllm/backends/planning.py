@@ -1,7 +1,6 @@
 """Select the backend of a model, derive its plan, say what options do there, and compile ahead of time."""
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -29,7 +28,7 @@ from djl_trtllm.config.resolve import without_effect
 from djl_trtllm.config.rules import check_running
 from djl_trtllm.config.sources import Origin, OriginKind
 from djl_trtllm.engines.build import build_engine
-from djl_trtllm.engines.cache import UNFINISHED, EngineDir, Manifest, sweep
+from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import DRAFT_FOLDER, EnginePlan, planned_sequences
@@ -37,6 +36,7 @@ from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
 from djl_trtllm.model import Layout, inspect
 from djl_trtllm.model.pooling import find_task
 from djl_trtllm.model.tokenizer import load_fitting_tokenizer
+from djl_trtllm.model.work_directory import marked, sweep, unfinished_name
 
 _LIMITS = (
     "max_rolling_batch_size",
@@ -370,7 +370,7 @@ def compile_checkpoint(
     *,
     tokenizer_dir: Path | None = None,
     draft_dir: Path | None = None,
-) -> EngineDir:
+) -> None:
     """Compile a local checkpoint into the directory `out`, with a `serving.properties` that serves it.
 
     `out` may not exist, be empty, or hold an engine of the same checkpoint: that one is kept when it is whole and was
@@ -398,11 +398,10 @@ def compile_checkpoint(
     asked, (config, plan) = config, plan_fitted(config, layout, compile_only=True)
     for line in config.warnings[len(asked.warnings) :]:
         progress(f"warning: {line}")
-    engine = _into(out, plan, progress)
+    _into(out, plan, progress)
     if plan.draft is not None:
         _compile_draft(plan.draft, layout.draft, out / DRAFT_FOLDER, progress)
     _write_properties(config, plan, out)
-    return engine
 
 
 def _compile_draft(plan: EnginePlan, layout: Layout | None, out: Path, progress: Callable[[str], None]) -> None:
@@ -413,18 +412,18 @@ def _compile_draft(plan: EnginePlan, layout: Layout | None, out: Path, progress:
         _into(out, plan, progress)
 
 
-def _into(out: Path, plan: EnginePlan, progress: Callable[[str], None]) -> EngineDir:
+def _into(out: Path, plan: EnginePlan, progress: Callable[[str], None]) -> None:
     sweep(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        return _replace(plan, out, progress)
+        _replace(plan, out, progress)
+        return
     if out.exists():
         out.rmdir()
-    engine = build_engine(plan, out, progress)
+    build_engine(plan, out, progress)
     out.with_name(f"{out.name}.log").unlink(missing_ok=True)
-    return engine
 
 
-def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> EngineDir:
+def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> None:
     manifest = _manifest_of(out)
     if manifest is None:
         raise EngineError(f"{out} is not empty and is not an engine this program compiled: choose another directory")
@@ -433,16 +432,17 @@ def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> En
             f"{out} holds another engine ({'; '.join(differences)}): remove it or choose another directory"
         )
     if _is_current(plan, manifest, out):
-        manifest = _with_limits(plan, manifest, out)
+        _write_limits(plan, manifest, out)
         progress(f"{out} is up to date")
-        return EngineDir(path=out, backend=plan.backend.value, manifest=manifest, tokenizer_dir=out)
+        return
     # Built beside it and swapped when done, so that a failure leaves the old engine.
-    fresh = out.with_name(f".{out.name}.{os.getpid()}{UNFINISHED}")
-    engine = build_engine(plan, fresh, progress)
-    shutil.rmtree(out)
-    fresh.rename(out)
+    fresh, old = unfinished_name(out), unfinished_name(out)
+    build_engine(plan, fresh, progress)
+    with marked(fresh):
+        out.rename(old)
+        fresh.rename(out)
+    shutil.rmtree(old, ignore_errors=True)  # the next compile removes what is left of it
     fresh.with_name(f"{fresh.name}.log").unlink(missing_ok=True)
-    return EngineDir(path=out, backend=engine.backend, manifest=engine.manifest, tokenizer_dir=out)
 
 
 def _manifest_of(out: Path) -> Manifest | None:
@@ -462,15 +462,13 @@ def _is_current(plan: EnginePlan, manifest: Manifest, out: Path) -> bool:
     return not manifest.verify(out)
 
 
-def _with_limits(plan: EnginePlan, manifest: Manifest, out: Path) -> Manifest:
-    """Return the manifest with the plan's limits, which change without compiling where the engine's files lack them."""
+def _write_limits(plan: EnginePlan, manifest: Manifest, out: Path) -> None:
+    """Write the plan's limits into the manifest: they change without compiling where the engine's files lack them."""
     if manifest.limits == plan.built_limits:
-        return manifest
+        return
     if manifest.limits:
         (out / PROPERTIES_FILE).unlink(missing_ok=True)
-    manifest = msgspec.structs.replace(manifest, limits=plan.built_limits)
-    manifest.write(out)
-    return manifest
+    msgspec.structs.replace(manifest, limits=plan.built_limits).write(out)
 
 
 def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:

@@ -9,13 +9,14 @@ import javaproperties
 import msgspec
 import pytest
 
+from djl_trtllm.backends import planning
 from djl_trtllm.backends.planning import compile_checkpoint
-from djl_trtllm.config import Task, load
-from djl_trtllm.engines.cache import EngineDir, Manifest
+from djl_trtllm.config import Config, Task, load
+from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, EngineError
-from djl_trtllm.model import ModelKind, inspect
+from djl_trtllm.model import Layout, ModelKind, inspect
 from tests.engines.helpers import CONTEXT, CPU_ONLY, built, configured, write_engine_files
 
 
@@ -29,12 +30,12 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A compiler that is quick, and leaves a log; the list's one word is what it does."""
     behaviour = ["succeed"]
 
-    def build(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> EngineDir:
+    def build(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> None:
         out.with_name(f"{out.name}.log").write_text("the log")
         if behaviour[0] == "fail":
             raise BuildError("no", out)
         progress(f"compiled for {plan.platform}")
-        return built(plan, out)
+        built(plan, out)
 
     monkeypatch.setattr("djl_trtllm.backends.planning.build_engine", build)
     return behaviour
@@ -69,11 +70,11 @@ def test_what_serves_the_engine_is_carried_over_and_nothing_else(model: Path, tm
 @pytest.mark.usefixtures("compiler")
 def test_an_engine_is_reported_and_leaves_no_log_and_nothing_of_earlier_attempts(model: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.1.abc.partial").mkdir()
-    (tmp_path / ".out.1.partial.log").write_text("failed")
-    (tmp_path / "..out.1.partial.2.abc.partial").mkdir()
+    (tmp_path / ".out.1.ab.partial.log").write_text("failed")
+    (tmp_path / "..out.1.ab.partial.2.abc.partial").mkdir()
     told: list[str] = []
-    engine = compile_checkpoint(configured(), model, tmp_path / "out", told.append)
-    assert engine == EngineDir(tmp_path / "out", "openvino", Manifest.read(tmp_path / "out"), tmp_path / "out")
+    compile_checkpoint(configured(), model, tmp_path / "out", told.append)
+    assert Manifest.read(tmp_path / "out") is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
     assert len(told) == 1
 
@@ -129,9 +130,8 @@ def test_the_same_engine_is_kept(model: Path, tmp_path: Path, compiler: list[str
     (out / "serving.properties").write_text("option.max_rolling_batch_size=4")
     compiler[0] = "fail"
     told: list[str] = []
-    engine = compile_checkpoint(configured(), model, out, told.append)
+    compile_checkpoint(configured(), model, out, told.append)
     assert told == [f"{out} is up to date"]
-    assert engine == EngineDir(out, "openvino", Manifest.read(out), out)
     assert (out / "serving.properties").read_text() == "option.max_rolling_batch_size=4"
 
 
@@ -149,10 +149,29 @@ def test_other_limits_need_no_compiling_where_the_engine_has_none_itself(
         "max_seq_len": 128,
     }
     compiler[0] = "fail"
-    engine = compile_checkpoint(configured(max_rolling_batch_size=4), model, out)
-    assert engine.manifest == Manifest.read(out) and engine.manifest is not None
-    assert (engine.manifest.limits["max_rolling_batch_size"], engine.manifest.limits["max_seq_len"]) == (4, CONTEXT)
+    compile_checkpoint(configured(max_rolling_batch_size=4), model, out)
+    manifest = Manifest.read(out)
+    assert manifest is not None
+    assert (manifest.limits["max_rolling_batch_size"], manifest.limits["max_seq_len"]) == (4, CONTEXT)
     assert load(out, {}).options.max_rolling_batch_size == 4
+
+
+@pytest.mark.usefixtures("compiler")
+def test_an_engine_is_swapped_and_not_removed_first(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed while it removes the old engine leaves the new one."""
+    out = tmp_path / "out"
+    compile_checkpoint(configured(), model, out)
+    there: list[object] = []
+
+    def remove(path: Path, *, ignore_errors: bool) -> None:
+        manifest = Manifest.read(out)
+        there.append(None if manifest is None else manifest.options["quantize"])
+
+    monkeypatch.setattr("shutil.rmtree", remove)
+    compile_checkpoint(configured(quantize="int8"), model, out)
+    assert there == ["int8"]
 
 
 def test_other_options_or_damage_replace_the_engine_and_a_failure_leaves_it(
@@ -166,9 +185,8 @@ def test_other_options_or_damage_replace_the_engine_and_a_failure_leaves_it(
     manifest = Manifest.read(out)
     assert manifest is not None and manifest.verify(out) == []
     compiler[0] = "succeed"
-    engine = compile_checkpoint(configured(quantize="int8"), model, out)
+    compile_checkpoint(configured(quantize="int8"), model, out)
     manifest = Manifest.read(out)
-    assert engine == EngineDir(out, "openvino", manifest, out)
     assert manifest is not None and manifest.options["quantize"] == "int8"
     assert load(out, {}).options.quantize == "int8"
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith((".out", "out"))) == ["out"]
@@ -192,6 +210,7 @@ def test_a_draft_model_is_compiled_beside_the_engine_that_it_drafts_for(
     if served:
         compile_checkpoint(configured(), draft, tmp_path / "compiled")
         draft = tmp_path / "compiled"
+        (draft / "note").write_text("as it is")
     config = configured(speculative_config=f'{{"model": "{draft}", "num_speculative_tokens": 3}}')
     for _ in range(2):
         compile_checkpoint(config, model, out, draft_dir=draft)
@@ -199,6 +218,23 @@ def test_a_draft_model_is_compiled_beside_the_engine_that_it_drafts_for(
         assert (found.speculative_draft_model, found.speculative_length, found.speculative_config) == ("draft", 3, None)
         assert inspect(out / "draft").kind is ModelKind.OPENVINO_ENGINE
         assert Manifest.read(out / "draft") is not None
+        assert (out / "draft" / "note").is_file() == served, "an engine is copied"
+
+
+@pytest.mark.usefixtures("compiler")
+def test_warnings_of_the_plan_are_told_and_those_of_the_options_are_not_repeated(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_fitted, told = planning.plan_fitted, list[str]()
+
+    def lowering(config: Config, layout: Layout, *, compile_only: bool) -> tuple[Config, EnginePlan]:
+        found, plan = plan_fitted(config, layout, compile_only=compile_only)
+        return replace(found, warnings=(*found.warnings, "max_seq_len is lowered")), plan
+
+    monkeypatch.setattr(planning, "plan_fitted", lowering)
+    asked = replace(configured(), warnings=("the user's own",))
+    compile_checkpoint(asked, model, tmp_path / "out", told.append)
+    assert [line for line in told if line.startswith("warning: ")] == ["warning: max_seq_len is lowered"]
 
 
 @pytest.mark.usefixtures("compiler")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from djl_trtllm.backends import installed as installed_module
 from djl_trtllm.backends import planning
 from djl_trtllm.backends.base import Bound, Built, backend_named, backends
+from djl_trtllm.backends.installed import classes_of, folder_of, is_of_transformers, tables_of, version_of
 from djl_trtllm.backends.planning import (
     choose_backend,
     compiled_quantization,
@@ -242,3 +244,79 @@ def test_the_quantisation_of_an_engine_is_in_its_manifest_or_its_own_files(
         tmp_path, backend="openvino", checkpoint="", options={"quantize": "int4"}, versions={}, platform=""
     ).write(tmp_path)
     assert compiled_quantization(engine) == "int4"
+
+
+# -- what an installed package has -------------------------------------------------------------------------------------
+
+PACKAGE = """
+import os
+TABLE = {"a": 1, "b": 2, 3: 4}
+TYPED: dict = {"c": 1}
+x, y = {"d": 1}, {}
+NUMBER = 3
+
+class Base:
+    size: int = 1
+    kind: ClassVar[str] = "x"
+    _hidden: int = 0
+    def method(self): ...
+
+class Own(other.Base, Unknown):
+    size: Optional[int] = None
+    name: str
+
+class Circle(Circle):
+    own: int
+"""
+
+
+def test_classes_and_tables_of_a_package_are_read_without_running_it(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(PACKAGE)
+    (tmp_path / "more.py").write_text("class More(Own):\n    last: 'More'\n")
+    assert classes_of(tmp_path / "module.py", tmp_path / "more.py") == {
+        "Base": {"size": "int"},
+        "Own": {"size": "Optional[int]", "name": "str"},
+        "Circle": {"own": "int"},
+        "More": {"size": "Optional[int]", "name": "str", "last": "'More'"},
+    }
+    assert tables_of(tmp_path / "module.py") == {"TABLE": {"a", "b"}, "TYPED": {"c"}}
+    for content in (b"class A(:", b"\xff\xfe", b"\0"):
+        (tmp_path / "broken.py").write_bytes(content)
+        assert classes_of(tmp_path / "broken.py") == {}
+        assert tables_of(tmp_path / "broken.py") == {}
+    assert classes_of(tmp_path / "missing.py") == {}
+
+
+def test_the_types_that_a_package_names_are_written_out(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(
+        "Device = Literal['cpu', 'no-Device-here', \"Kind's Kind\"]\nKind: TypeAlias = Literal[Device, 3]\n"
+        "class Own:\n    device: Device | None\n    kind: other.Kind\n    devices: Devices\n"
+    )
+    device = "Literal['cpu', 'no-Device-here', \"Kind's Kind\"]"
+    assert classes_of(tmp_path / "module.py")["Own"] == {
+        "device": f"{device} | None",
+        "kind": f"other.Literal[{device}, 3]",
+        "devices": "Devices",
+    }
+
+
+def test_transformers_is_asked_for_causal_models_by_their_quoted_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[Path | None] = [None, tmp_path, tmp_path]
+    monkeypatch.setattr(installed_module, "folder_of", lambda name: folders.pop(0) if name == "transformers" else 1 / 0)
+    assert not is_of_transformers("WolfForCausalLM"), "not installed"
+    assert not is_of_transformers("WolfForCausalLM"), "no such file"
+    auto = tmp_path / "models" / "auto"
+    auto.mkdir(parents=True)
+    (auto / "modeling_auto.py").write_text('("wolf", "WolfForCausalLM"), ("dog", "DogForMasks")')
+    assert is_of_transformers("WolfForCausalLM")
+    folders += [tmp_path] * 2
+    assert not is_of_transformers("DogForMasks") and not is_of_transformers("olfForCausalLM")
+
+
+def test_a_package_has_a_folder_and_the_version_of_the_first_name_that_is_installed() -> None:
+    assert version_of("no-such-package", "pytest", "msgspec") == ("pytest", pytest.__version__)
+    assert version_of("no-such-package") is None
+    assert folder_of("no_such_package") is None and folder_of("ast") is None
+    assert folder_of("pytest") == Path(pytest.__file__).parent

@@ -8,22 +8,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import has_effect
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.scripted import executor as scripted
-from djl_trtllm.backends.scripted.executor import ScriptedExecutor
+from djl_trtllm.backends.scripted.executor import ScriptedExecutor, ScriptedPoolingExecutor, vector_of
 from djl_trtllm.config import Backend
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.executor.protocol import Limits, Stats, Submit
 from djl_trtllm.model import inspect
-from djl_trtllm.request import FinishReason, Sampling
+from djl_trtllm.request import FinishReason, Pooling, Sampling
 from tests.engines.helpers import CPU_ONLY, configured
 from tests.support import models
+from tests.support.encoders import scripted_encoder
 from tests.support.steps import Delta, deltas_of
 
 
@@ -94,11 +96,12 @@ def test_an_error_ends_only_the_request_it_is_meant_for() -> None:
         ("stop", ("kill", "itself", signal.SIGSTOP)),
         ("exit", ("exit", 3)),
         ("hang", ("sleep", 1e9)),
+        ("end", ("kill", "the server", signal.SIGKILL)),
     ],
 )
 def test_a_fault_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch, action: str, asked: tuple[object, ...]) -> None:
     calls: list[tuple[object, ...]] = []
-    names = {os.getpid(): "itself"}
+    names = {os.getpid(): "itself", os.getppid(): "the server"}
     monkeypatch.setattr(os, "kill", lambda pid, number: calls.append(("kill", names.get(pid), number)))
     monkeypatch.setattr(os, "_exit", lambda *arguments: calls.append(("exit", *arguments)))
     sleep = SimpleNamespace(sleep=lambda *arguments: calls.append(("sleep", *arguments)), monotonic=lambda: 0.0)
@@ -109,6 +112,80 @@ def test_a_fault_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch, action: s
     assert calls == [asked]
     executor.step()
     assert calls == [asked]
+
+
+def test_a_fault_is_at_its_token_and_of_the_requests_that_it_selects() -> None:
+    executor = ScriptedExecutor(faults=[{"action": "raise", "at_token": 2, "max_new_tokens": 9}])
+    submit(executor, 1, 5)
+    assert len(run(executor)) == 5
+    submit(executor, 2, 9)
+    for _ in range(2):
+        executor.step()
+    with pytest.raises(RuntimeError, match="scripted engine failure"):
+        executor.step()
+
+
+def test_log_probabilities_are_there_where_they_are_asked_for() -> None:
+    executor = ScriptedExecutor()
+    executor.submit(Submit(1, [5, 6, 7], Sampling(2), logprobs=True, prompt_logprobs=1))
+    submit(executor, 2, 1)
+    first, second = executor.step(), executor.step()
+    assert (first.prompts, second.prompts) == ({1: [None, -0.5, -0.5]}, {}), "once"
+    assert [(each.request_id, each.logprobs) for each in deltas_of(first)] == [(1, [-0.5]), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "goes_on"),
+    [([1, 2, 3], [1, 2, 3, 1]), ([1, 2, 1, 2, 1], [2, 1, 2, 1]), ([4], [4, 4]), ([1, 1, 2, 1, 1], [2, 1, 1, 2])],
+)
+def test_a_prompt_that_repeats_itself_goes_on_with_its_period(prompt: list[int], goes_on: list[int]) -> None:
+    executor = ScriptedExecutor()
+    submit(executor, 1, len(goes_on), *prompt)
+    assert [token for delta in run(executor) for token in delta.token_ids] == goes_on
+
+
+def test_a_prefill_takes_its_time_for_requests_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(scripted, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 0.0))
+    executor = ScriptedExecutor(prefill_seconds=0.5)
+    submit(executor, 1, 2)
+    run(executor)
+    submit(executor, 2, 1)
+    run(executor)
+    assert slept == [0, 0.5, 0.5]
+
+
+def pooling(
+    task: str, monkeypatch: pytest.MonkeyPatch, **script: object
+) -> tuple[ScriptedPoolingExecutor, list[object]]:
+    done: list[object] = []
+    monkeypatch.setattr(scripted, "time", SimpleNamespace(sleep=done.append))
+    monkeypatch.setattr(os, "kill", lambda pid, number: done.append((pid, number)))
+    limits = {"max_sequences": 4, "max_seq_len": 99, "max_num_tokens": 64}
+    return ScriptedPoolingExecutor(script=script, task=task, **limits), done
+
+
+def test_vectors_follow_from_the_ids_and_have_length_1_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pooling("embed", monkeypatch)[0].limits.dimensions == 8
+    executor, done = pooling("embed", monkeypatch, dimensions=3, step_seconds=0.25, fatal_token=9)
+    assert (executor.limits.dimensions, executor.limits.max_sequences, executor.limits.max_seq_len) == (3, 4, 99)
+    for number, more in enumerate(({}, {"activate": False})):
+        executor.submit(Submit(number, [5, 6], Sampling(1), pooling=Pooling(**more)))  # type: ignore[arg-type]
+    found = {number: np.frombuffer(data, np.float32) for number, data in executor.step().vectors.items()}
+    assert found[1] == pytest.approx(vector_of([5, 6], 3)) and np.linalg.norm(found[0]) == pytest.approx(1)
+    assert done == [0.25]
+    expected = [np.cos(k * 5) + np.cos(2 * k * 6) for k in (1, 2, 3)]
+    assert found[1] == pytest.approx(expected, rel=1e-5)
+    executor.submit(Submit(2, [5, 9], Sampling(1), pooling=Pooling()))
+    executor.step()
+    assert done == [0.25, 0.25, (os.getpid(), signal.SIGKILL)]
+
+
+def test_a_score_is_one_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, done = pooling("score", monkeypatch, dimensions=3)
+    executor.submit(Submit(1, [5, 6], Sampling(1), pooling=Pooling(task="score")))
+    (score,) = np.frombuffer(executor.step().vectors[1], np.float32)
+    assert executor.limits.dimensions == 1 and 0 < score < 1 and done == [0]
 
 
 def test_a_pace_is_kept_and_what_was_held_up_is_caught_up_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +271,18 @@ def test_admission_and_the_script_are_all_that_options_have_an_effect_on() -> No
         *("max_input_len", "max_output_len", "max_seq_len", "max_rolling_batch_size", "max_num_sequences"),
         *("max_num_tokens", "script", "stream_interval"),
     }
+
+
+def test_a_model_that_embeds_gets_the_script_and_its_own_length(tmp_path: Path) -> None:
+    encoder = scripted_encoder(tmp_path)
+    for tokens, given in ((None, 1024), ("512", 512)):
+        plan = planned(encoder, script='{"dimensions": 3}', **({} if tokens is None else {"max_num_tokens": tokens}))
+        length = inspect(encoder).shape.max_position_embeddings
+        assert plan.executor_options() == {
+            "script": {"dimensions": 3},
+            "task": "embed",
+            "max_sequences": plan.max_sequences,
+            "max_seq_len": length,
+            "max_num_tokens": given,
+        }
+        assert plan.max_input_len == length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from djl_trtllm.config.resolve import resolve
 from djl_trtllm.config.sources import read_arguments
 from djl_trtllm.model import inspect
 from tests.config.test_documents import DATA, in_environment, sources, written
+from tests.support.client import exchange, lmi
+from tests.support.models import PROMPT
 from tests.support.server import Server, running
 from tests.vllm.conftest import ON_CPU, START_SECONDS
 
@@ -30,6 +33,15 @@ REPLACED = (
 )
 """What says how the weights of a model are stored, names other models, or is for its machine."""
 HERE = ["option.tensor_parallel_degree=1", "option.max_model_len=512"]
+TOKENS = 4
+ASKED: tuple[tuple[dict[str, Any], str], ...] = (
+    (lmi(PROMPT, max_new_tokens=TOKENS, details=True, ignore_eos=True), "/invocations"),
+    (
+        {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": TOKENS, "ignore_eos": True},
+        "/v1/chat/completions",
+    ),
+)
+"""A request of LMI's, and a chat."""
 COUNT = int(os.environ.get("PUBLIC_FILES", "30"))
 NOT_HERE = {"prepare.py#qwen3-8b-lmcache": "LMCache is not installed"}
 FILES: list[dict[str, Any]] = [
@@ -83,5 +95,9 @@ def test_a_file_is_served(model: Path, tmp_path: Path, file: dict[str, Any]) -> 
             (directory / path.name).symlink_to(path.resolve())
     (directory / "serving.properties").write_text("\n".join(lines))
     with running(Server(directory, environ, tmp_path / "scratch"), START_SECONDS) as server:
-        assert server.answer("Once upon a time", max_new_tokens=4)["details"]["generated_tokens"] == 4
+        begun = server.metric("generated_tokens_total")
+        for body, url in ASKED:
+            answer = asyncio.run(exchange(server.port, body, path=url))
+            assert answer.status == 200 and answer.complete, answer.body
+        assert server.metric("generated_tokens_total") == begun + TOKENS * len(ASKED)
         assert server.says("backend vllm")

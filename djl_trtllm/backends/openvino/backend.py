@@ -5,7 +5,7 @@ A model that embeds or scores has a plan of its own.
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -57,8 +57,8 @@ class CompiledPlan(EnginePlan):
 
     dtype: str
     quantize: str
-    max_num_batched_tokens: int
-    num_threads: int | None
+    max_num_batched_tokens: int = 0
+    num_threads: int | None = None
 
     compiler = COMPILER
 
@@ -127,7 +127,7 @@ class PoolingPlan(CompiledPlan):
 
     def executor_options(self) -> dict[str, Any]:
         if self.engine_dir is None or self.head is None:
-            raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+            raise ValueError("the plan has no engine yet: use plan.at(directory)")
         self.require_runtime()
         return {
             "engine_dir": str(self.engine_dir),
@@ -146,15 +146,15 @@ class PoolingPlan(CompiledPlan):
 class OpenVinoPlan(CompiledPlan):
     """The plan of a model that generates.
 
-    `kv_cache` is None in a plan for compiling only. `limits` are the options that an engine is served with if it is
-    copied without its serving.properties. With `keeps_keys_apart`, prompts of several API keys share nothing in the
-    prefix cache.
+    `kv_cache` is None in a plan for compiling only, as that of a draft model is. `limits` are the options that an
+    engine is served with if it is copied without its serving.properties. With `keeps_keys_apart`, prompts of several
+    API keys share nothing in the prefix cache.
     """
 
-    kv_cache: KvCachePlan | None
-    enable_prefix_caching: bool
-    scores_prompts: bool
-    limits: Mapping[str, int]
+    kv_cache: KvCachePlan | None = None
+    enable_prefix_caching: bool = False
+    scores_prompts: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
     keeps_keys_apart: bool = False
     speculation: Speculation | None = None
     images: bool = False
@@ -182,7 +182,7 @@ class OpenVinoPlan(CompiledPlan):
 
     def executor_options(self) -> dict[str, Any]:
         if self.engine_dir is None or self.kv_cache is None:
-            raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+            raise ValueError("the plan has no engine yet: use plan.at(directory)")
         self.require_runtime()
         return {
             "engine_dir": str(self.engine_dir),
@@ -231,10 +231,11 @@ _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "F32": "fp3
 _WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
 _POOLED_TOKENS = 1024
 _SEND_SECONDS = 0.004
-"""A message costs the server as much as several tokens, and the engine's threads wait for its core meanwhile."""
+"""The seconds for which output is collected: a message costs the server as much as several tokens, on a core that the
+engine's threads wait for."""
 
 EFFECTS: Effects = read_effects(__package__, "openvino")
-"""On OpenVINO GenAI's continuous batching pipeline (`option.backend=openvino`)."""
+"""The option map of OpenVINO GenAI's continuous batching pipeline (`option.backend=openvino`)."""
 
 
 class OpenVinoBackend(EngineBackend):
@@ -290,8 +291,6 @@ class OpenVinoBackend(EngineBackend):
             )
         problems = refusals(config, EFFECTS, "OpenVINO")
         notes: list[str] = []
-        dtype = _dtype(config, layout, shape)
-        quantize = "none" if options.quantize is None else options.quantize.value
         max_seq_len = planned_length(config, shape, notes)
         if options.rotary_scaling_type == "dynamic" and not layout.kind.is_engine:
             notes.append(
@@ -331,12 +330,7 @@ class OpenVinoBackend(EngineBackend):
                 f"in the KV cache of {kv_cache.blocks} blocks ({kv_cache.reason})"
             )
         return OpenVinoPlan(
-            **shared_fields(config, layout),
-            backend=backend,
-            reason=reason,
-            dtype=dtype,
-            quantize=quantize,
-            asked=asked_options(config),
+            **_compiled_fields(config, layout, backend, reason),
             max_sequences=max_sequences,
             max_seq_len=max_seq_len,
             max_input_len=options.max_input_len,
@@ -345,7 +339,6 @@ class OpenVinoBackend(EngineBackend):
             enable_prefix_caching=reuse,
             keeps_keys_apart=options.api_keys_file is not None,
             scores_prompts=not images and _fits_twice(hardware, weights, kv_cache),
-            num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
             limits=_limits(config, max_sequences, max_seq_len),
             notes=tuple(notes),
@@ -362,18 +355,12 @@ class OpenVinoBackend(EngineBackend):
             raise ConfigError(problems)
         length = planned_text_length(config, layout.shape, head, notes)
         return PoolingPlan(
-            **shared_fields(config, layout),
-            backend=backend,
-            reason=reason,
+            **_compiled_fields(config, layout, backend, reason),
             task=head.task,
-            dtype=_dtype(config, layout, layout.shape),
-            quantize="none" if options.quantize is None else options.quantize.value,
-            asked=asked_options(config),
             max_sequences=planned_sequences(config),
             max_seq_len=length,
             max_input_len=length,
             max_num_batched_tokens=options.max_num_tokens or _POOLED_TOKENS,
-            num_threads=options.inference_num_threads,
             notes=tuple(notes),
             head=head,
         )
@@ -391,23 +378,9 @@ class OpenVinoBackend(EngineBackend):
         if speculation is None or draft is None:
             return speculation, None
         reason = self.accept(backend, speculation.setting, draft, hardware)
-        return speculation, OpenVinoPlan(
-            **shared_fields(config, draft),
-            backend=backend,
-            reason=reason,
-            dtype=_dtype(config, draft, draft.shape),
-            quantize="none" if config.options.quantize is None else config.options.quantize.value,
-            asked=asked_options(config),
-            max_sequences=0,
-            max_seq_len=0,
-            max_input_len=0,
-            max_num_batched_tokens=0,
-            kv_cache=None,
-            enable_prefix_caching=False,
-            num_threads=None,
-            scores_prompts=False,
-            limits={},
-        )
+        compiled = _compiled_fields(config, draft, backend, reason)
+        # The model's executor runs it, so it has no limits of its own.
+        return speculation, OpenVinoPlan(**compiled, max_sequences=0, max_seq_len=0, max_input_len=0)
 
 
 def _planned_images(
@@ -429,6 +402,20 @@ def _planned_images(
     return images
 
 
+def _compiled_fields(config: Config, layout: Layout, backend: Backend, reason: str) -> dict[str, Any]:
+    """The fields that each plan of OpenVINO derives from configuration and files."""
+    quantize = config.options.quantize
+    return {
+        **shared_fields(config, layout),
+        "backend": backend,
+        "reason": reason,
+        "dtype": _dtype(config, layout),
+        "quantize": "none" if quantize is None else quantize.value,
+        "asked": asked_options(config),
+        "num_threads": config.options.inference_num_threads,
+    }
+
+
 def _own_engine(layout: Layout) -> str:
     return f"{layout.path} is a {layout.kind.value}" if layout.kind is ModelKind.OPENVINO_ENGINE else ""
 
@@ -444,10 +431,10 @@ def _limits(config: Config, max_sequences: int, max_seq_len: int) -> dict[str, i
     return limits if options.max_num_tokens is None else limits | {"max_num_tokens": options.max_num_tokens}
 
 
-def _dtype(config: Config, layout: Layout, shape: ModelShape) -> str:
+def _dtype(config: Config, layout: Layout) -> str:
     if config.options.dtype is not DType.AUTO:
         return str(config.options.dtype)
-    return _DTYPES.get(shape.dtype or "") or _stored_dtype(layout) or "fp16"
+    return _DTYPES.get(layout.shape.dtype or "") or _stored_dtype(layout) or "fp16"
 
 
 def _stored_dtype(layout: Layout) -> str | None:

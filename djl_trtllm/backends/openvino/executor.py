@@ -84,7 +84,7 @@ _ARGUMENTS = (
 """Fields of `Sampling` that GenerationConfig has under the same names."""
 
 _SAMPLED = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "seed": "rng_seed"}
-"""The same for sequences that are not greedy, with GenerationConfig's names."""
+"""The fields of `Sampling` that only sequences with random choices have, with GenerationConfig's names."""
 
 FEATURES: frozenset[str] = frozenset(
     {*_ARGUMENTS, *_SAMPLED, "ignore_eos", "stop_token_ids", "cache_salt", Feature.LOGPROBS, Feature.FREE_LOGPROBS}
@@ -92,10 +92,10 @@ FEATURES: frozenset[str] = frozenset(
 """The features that OpenVINO honours, see `Ready.features`."""
 
 GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
-"""The features that it also honours where the engine has a tokenizer of OpenVINO."""
+"""The features that OpenVINO also honours where the engine has a tokenizer of OpenVINO's own format."""
 
 SCORES: frozenset[str] = frozenset({"prompt_logprobs"})
-"""Those that it also honours where the weights fit into memory twice."""
+"""The features that OpenVINO also honours where the weights fit into memory twice."""
 
 IMAGES: frozenset[str] = frozenset({"images"})
 OF_TEXTS: frozenset[str] = frozenset({"repetition_penalty"})
@@ -104,9 +104,9 @@ OF_TEXTS: frozenset[str] = frozenset({"repetition_penalty"})
 OpenVINO GenAI computes the penalty without the tokens of a prompt that it gets as a text."""
 
 _MIRRORED = 4
-"""How many times as many blocks as the KV cache has are remembered of prompts that two keys may share."""
+"""The blocks of prompts that are remembered, as a multiple of the KV cache's: prompts that two API keys may share."""
 _SAME = 1e-3
-"""How far log-probabilities may be apart that are those of the same model."""
+"""The most that two log-probabilities of one model may differ by."""
 
 
 def generation_config(request: Submit) -> GenerationConfig:

@@ -397,7 +397,7 @@ _CUDA_GRAPHS = ("cuda_graph_batch_sizes", "cuda_graph_max_batch_size", "cuda_gra
 
 
 _RESPONSES = 1024
-"""Responses of an iteration that the engine process reads in time."""
+"""The most responses of an iteration that the engine process can read in time."""
 
 
 def _limits(builder: ArgumentBuilder) -> None:

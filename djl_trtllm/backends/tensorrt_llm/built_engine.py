@@ -16,10 +16,10 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.options.choices import BatchingType
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.config.speculation import Method, speculation_of
-from djl_trtllm.engines.cache import Manifest
+from djl_trtllm.engines.cache import Manifest, raise_unfit
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineMismatchError, LayoutError
-from djl_trtllm.model.checkpoint import read_object
+from djl_trtllm.model.checkpoint import first_positive, part, read_object
 from djl_trtllm.model.layout import old_engine
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -105,9 +105,9 @@ def read_built_engine(directory: Path) -> BuiltEngine:
     if "build_config" not in config:
         damaged = f"{path} is not that of a compiled engine: it has no `build_config`"
         raise EngineMismatchError(old_engine(directory) or damaged)
-    pretrained, build = _part(config, "pretrained_config"), _part(config, "build_config")
-    mapping, quantization = _part(pretrained, "mapping"), _part(pretrained, "quantization")
-    plugins, lora = _part(build, "plugin_config"), _part(build, "lora_config")
+    pretrained, build = part(config, "pretrained_config"), part(config, "build_config")
+    mapping, quantization = part(pretrained, "mapping"), part(pretrained, "quantization")
+    plugins, lora = part(build, "plugin_config"), part(build, "lora_config")
     tp_size, pp_size, cp_size = (_size(mapping, name) or 1 for name in ("tp_size", "pp_size", "cp_size"))
     return BuiltEngine(
         directory=directory,
@@ -140,7 +140,7 @@ def check_built_engine(
 ) -> list[str]:
     """Compare an engine with the machine and the options before it is loaded; nothing unknown is a mismatch.
 
-    Returns notes, one line each: limits that are the engine's where they were defaults, and flags without effect.
+    Returns notes, one line each, about flags without effect. Limits that nobody set are the engine's (`built_limits`).
     Raises EngineMismatchError with every mismatch, one line each. `environ` shows whether other machines take part.
     """
     found = _Findings(config)
@@ -149,27 +149,16 @@ def check_built_engine(
     found.mismatches += _gpus(config, engine, hardware, environ)
     for compare in (_same, _limits, _lengths, _features):
         compare(engine, found)
-    if found.mismatches:
-        raise EngineMismatchError(
-            "\n".join(
-                [
-                    f"the engine {engine.directory} does not fit:",
-                    *(f"  - {line}" for line in found.mismatches),
-                    "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`",
-                ]
-            )
-        )
-    _flags_without_effect(engine, found)
-    return found.notes
+    raise_unfit(engine.directory, found.mismatches)
+    return list(_flags_without_effect(engine, found))
 
 
 @dataclass
 class _Findings:
-    """Mismatches and notes so far. An option is compared once."""
+    """Mismatches so far. An option is compared once."""
 
     config: Config
     mismatches: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     compared: set[str] = field(default_factory=set)
 
     def value(self, name: str) -> Any:
@@ -183,14 +172,10 @@ class _Findings:
         return self.config.origin(name).is_user
 
     def above(self, name: str, bound: int | None, of_engine: str) -> None:
-        """Note an option that the user set above the engine's `bound`; a value that nobody set becomes the bound."""
+        """Add a mismatch for an option that the user set above the engine's `bound`."""
         value = self.value(name)
-        if value is None or bound is None or value <= bound:
-            return
-        if self.asked(name):
+        if value is not None and bound is not None and value > bound and self.asked(name):
             self.mismatches.append(f"{self.config.format_setting(name)}: the engine's {of_engine} is {bound}")
-        else:
-            self.notes.append(f"{self.config.format_setting(name)} is overridden by the engine's {of_engine}, {bound}")
 
 
 def _version(engine: BuiltEngine, hardware: Hardware) -> Iterator[str]:
@@ -267,24 +252,20 @@ def _limits(engine: BuiltEngine, found: _Findings) -> None:
 
 def _lengths(engine: BuiltEngine, found: _Findings) -> None:
     prompt, output = "max_input_len", "max_output_len"
-    before = len(found.mismatches) + len(found.notes)
+    before = len(found.mismatches)
     longest_prompt = engine.longest_prompt(chunked_prefill=found.config.options.enable_chunked_prefill)
     found.above(prompt, longest_prompt, "longest prompt")
     if engine.max_seq_len is None:
         return
     found.above(output, engine.max_seq_len - 1, "longest output")
     total = found.value(prompt) + found.value(output)
-    if before != len(found.mismatches) + len(found.notes) or found.value("max_seq_len") is not None:
-        return
-    if total > engine.max_seq_len:
-        line = (
+    both = found.asked(prompt) and found.asked(output) and found.value("max_seq_len") is None
+    if both and total > engine.max_seq_len and before == len(found.mismatches):
+        found.mismatches.append(
             f"{found.config.format_setting(prompt)} and {found.config.format_setting(output)} are {total} tokens "
-            f"together: the engine's max_seq_len is {engine.max_seq_len}"
+            f"together: the engine's max_seq_len is {engine.max_seq_len}; lower one of them, or set "
+            f"option.max_seq_len={engine.max_seq_len}"
         )
-        if found.asked(prompt) and found.asked(output):
-            found.mismatches.append(f"{line}; lower one of them, or set option.max_seq_len={engine.max_seq_len}")
-        else:
-            found.notes.append(f"{line}, which applies")
 
 
 def _features(engine: BuiltEngine, found: _Findings) -> None:
@@ -316,19 +297,17 @@ def _features(engine: BuiltEngine, found: _Findings) -> None:
         found.mismatches.append(f"its KV cache is {cache}, and in-flight batching needs a paged one")
 
 
-def _flags_without_effect(engine: BuiltEngine, found: _Findings) -> None:
-    """Options of the build that a person set, except to what the engine was compiled with."""
+def _flags_without_effect(engine: BuiltEngine, found: _Findings) -> Iterator[str]:
+    """Yield a note for each option of the build whose value is another than the engine was compiled with."""
     config = found.config
     for name in sorted(config.user_set - found.compared - {*_RUNTIME}):
         if name not in engine.built_with:
             if is_of_build(name):
-                found.notes.append(f"{config.format_setting(name)} has no effect: the engine is compiled already")
+                yield f"{config.format_setting(name)} has no effect: the engine is compiled already"
             continue
         asked, compiled = _flag_text(getattr(config.options, name)), _flag_text(engine.built_with[name])
         if asked.lower() != compiled.lower():
-            found.notes.append(
-                f"{config.format_setting(name)} has no effect: the engine was compiled with {name}={compiled}"
-            )
+            yield f"{config.format_setting(name)} has no effect: the engine was compiled with {name}={compiled}"
 
 
 def _flag_text(value: Any) -> str:
@@ -338,11 +317,6 @@ def _flag_text(value: Any) -> str:
 
 def _read(config: Mapping[str, Any], read: Callable[[Mapping[str, Any], str], Any], *names: str) -> dict[str, Any]:
     return {name: read(config, name) for name in names}
-
-
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = config.get(name)
-    return part if isinstance(part, dict) else {}
 
 
 def _text(config: Mapping[str, Any], name: str) -> str | None:
@@ -356,8 +330,7 @@ def _algorithm(config: Mapping[str, Any], name: str) -> str | None:
 
 
 def _size(config: Mapping[str, Any], name: str) -> int | None:
-    value = config.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return first_positive(config, (name,))
 
 
 def _longest(build: Mapping[str, Any]) -> int | None:

@@ -509,7 +509,7 @@ def class_of(owner: str, version: str, name: str | None = None) -> Any:
 
 _PROMPT_TOKENS = 8
 _NEW_TOKENS = 3
-"""An iteration that reads the prompt, and some that read a token."""
+"""The first request runs one iteration that reads the prompt, and some that read a token."""
 _IMAGES: frozenset[str] = frozenset({"images"})
 
 

@@ -360,7 +360,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
 
     def executor_options(self) -> dict[str, Any]:
         if self.engine is None or self.engine_dir is None:
-            raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+            raise ValueError("the plan has no engine yet: use plan.at(directory)")
         longest_prompt = self.engine.longest_prompt(
             chunked_prefill=self.config.options.enable_chunked_prefill, max_num_tokens=self.inputs.max_num_tokens
         )

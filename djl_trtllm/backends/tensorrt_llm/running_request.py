@@ -56,17 +56,17 @@ class RunningRequest:
     ) -> None:
         self.message = message
         self.result: Any
-        """TensorRT-LLM's future of it."""
+        """TensorRT-LLM's future of this request."""
         self.muted = False
-        """Cancelled: later output is not sent."""
+        """Whether the request was cancelled: its later output is not sent."""
         self.speculates = False
-        """Whether drafts propose its tokens."""
+        """Whether drafts propose tokens of this request."""
         self.responded = False
-        """Whether the engine has sent a response for it."""
+        """Whether the engine has sent a response for this request."""
         self.aborted_for: float | None = None
-        """Seconds since it was aborted in the engine."""
+        """Seconds since the request was aborted in the engine; None if it was not."""
         self.aborted_after = 0
-        """Responses of the engine until then."""
+        """The engine's responses to all requests until this one was aborted."""
         self._step_buffer = step_buffer
         self._heartbeat = heartbeat
         self._end_id = end_id
@@ -76,9 +76,9 @@ class RunningRequest:
         self._output: Any
         """TensorRT-LLM's output of its one sequence, without beams."""
         self._over = False
-        """Whether its ends were sent."""
+        """Whether the ends of its sequences were sent."""
         self._seen = 0
-        """Tokens that were put in."""
+        """The number of tokens that were put into steps so far."""
 
     def follow(self, result: Any) -> None:
         """Put the output of `result` into the step_buffer as it comes, with the ends."""

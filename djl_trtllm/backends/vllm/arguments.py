@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from djl_trtllm.backends.effects import Effects, Target, passed_values, read_effects, refusals
-from djl_trtllm.backends.extra_options import OF_THE_SERVER, Library, options_of, read_arguments
+from djl_trtllm.backends.extra_options import OF_THE_SERVER, Library, kinds_of, not_of, options_of, read_arguments
 from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
@@ -145,7 +145,7 @@ def engine_arguments(
         "tokenizer": str(layout.tokenizer_dir or layout.path),
         "max_num_seqs": planned_sequences(config),
         "max_model_len": _longest(config, layout, notes),
-        "tensor_parallel_size": _tensor_parallel(config, layout, hardware, problems),
+        "tensor_parallel_size": _tensor_parallel(config, layout, hardware, problems, notes),
         "structured_outputs_config": {"backend": _LIBRARIES.get(options.guided_decoding_backend, "xgrammar")},
         **passed_values(config, EFFECTS, without=_OBJECTS),
         **extra,
@@ -169,10 +169,12 @@ def engine_arguments(
     known = arguments_of(version)
     if "speculative_config" in arguments and _COUNTS_DRAFTS in known:
         arguments.setdefault(_COUNTS_DRAFTS, "summary")
-    for name in arguments.keys() - known.keys():
-        option = _OPTIONS.get(Target(OWNER, name))
-        setting = name if option is None else config.format_setting(option)
-        problems.append(f"{setting}: vLLM {version} has no {OWNER}.{name}; leave it out")
+    for name, value in arguments.items():
+        lacking = f"vLLM {version} has no {OWNER}.{name}; leave it out"
+        if problem := not_of(kinds_of(known[name], {}), value) if name in known else lacking:
+            option = _OPTIONS.get(Target(OWNER, name))
+            setting = name if option is None else config.format_setting(option)
+            problems.append(f"{setting}: {problem}")
     return arguments
 
 
@@ -194,16 +196,19 @@ def _longest(config: Config, layout: Layout, notes: list[str]) -> int:
     return planned_length(config, layout.shape, notes)
 
 
-def _tensor_parallel(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> int:
+def _tensor_parallel(config: Config, layout: Layout, hardware: Hardware, problems: list[str], notes: list[str]) -> int:
     asked, here = config.options.tensor_parallel_degree, len(hardware.gpus)
     pipeline = config.options.pipeline_parallel_degree
     degree = max(1, here // pipeline) if asked == "max" else asked
+    named = [name for name in ("tensor_parallel_degree", "pipeline_parallel_degree") if config.is_set(name)]
+    setting = " and ".join(map(config.format_setting, named))
     if hardware.gpus and degree * pipeline > here:
-        named = [n for n in ("tensor_parallel_degree", "pipeline_parallel_degree") if config.is_set(n)]
-        setting = " and ".join(config.format_setting(name) for name in named)
         problems.append(f"{setting}: {degree * pipeline} GPUs are needed, and {here} can be used here")
     elif problem := indivisible_heads(layout.shape.num_heads, layout.shape.num_kv_heads, degree):
         problems.append(f"{config.format_setting('tensor_parallel_degree')}: {problem}")
+    elif degree * pipeline > max(here, 1):
+        processes = f"{degree * pipeline} processes on a CPU, each of which needs a NUMA node"
+        notes.append(f"{setting}: {processes}, unless VLLM_CPU_OMP_THREADS_BIND says where they run")
     return degree
 
 

@@ -38,7 +38,7 @@ def arguments_of(version: str) -> Mapping[str, str]:
     A version that the table does not have gets the arguments of the nearest one before it.
     """
     installed, package = installed_version(), installed_package()
-    found = declared_arguments(package) if package and installed and installed[0] == version else None
+    found = declared_objects(package).get(OWNER) if package and installed and installed[0] == version else None
     return found or tabled_arguments(version)
 
 
@@ -59,16 +59,10 @@ def known_versions() -> list[str]:
 
 
 @cache
-def declared_arguments(package: Path) -> Mapping[str, str]:
-    """What EngineArgs in `engine/arg_utils.py` declares, without running it; nothing where that cannot be read."""
-    return classes_of(package / "engine" / "arg_utils.py").get(OWNER, {})
-
-
-@cache
 def declared_objects(package: Path) -> Mapping[str, Mapping[str, str]]:
-    """The fields of the configuration classes in the package `config`, by class."""
-    found = classes_of(*sorted((package / "config").glob("*.py")))
-    return {name: fields for name, fields in found.items() if name.endswith("Config") and fields}
+    """The fields of EngineArgs and of the configuration classes in the package `config`, by class."""
+    found = classes_of(*sorted((package / "config").glob("*.py")), package / "engine" / "arg_utils.py")
+    return {name: fields for name, fields in found.items() if name.endswith(("Config", OWNER)) and fields}
 
 
 @cache

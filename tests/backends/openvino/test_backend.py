@@ -16,10 +16,11 @@ import pytest
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import has_effect
 from djl_trtllm.backends.openvino.backend import OpenVinoBackend, OpenVinoPlan, PoolingPlan
-from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
+from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, block_bytes, plan_kv_cache
 from djl_trtllm.backends.planning import choose_backend, plan_engine, plan_fitted
 from djl_trtllm.config import Backend, Config, Quantization, Task
 from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError, LayoutError
 from djl_trtllm.model import Layout, ModelKind, ModelShape, inspect
@@ -222,6 +223,27 @@ def test_the_limits_of_the_manifest_are_defaults(
     tmp_path: Path, options: dict[str, object], kept: dict[str, object]
 ) -> None:
     assert built_limits(tmp_path, configured(**options)) == kept
+
+
+def test_a_number_of_sequences_that_nobody_set_is_that_of_the_engine(tmp_path: Path) -> None:
+    config = configured().replace(Origin.derived("a preset"), max_num_sequences=64)
+    found = built_limits(tmp_path, config)
+    assert found == LIMITS | {"max_num_sequences": 8}
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_prompts_are_scored_where_the_weights_fit_into_memory_twice_beside_the_cache(
+    checkpoint: Path, tmp_path: Path, unknown: bool
+) -> None:
+    """The second time in 32 bits, and while they are loaded twice: four times their bytes."""
+    model = with_config(checkpoint, tmp_path / "m", num_attention_heads=None) if unknown else checkpoint
+    config, layout = configured(max_tokens_in_paged_kv_cache=320), inspect(model)
+    weights = layout.shape.parameter_bytes or sum(path.stat().st_size for path in layout.weight_files)
+    cache = 0 if unknown else 10 * (block_bytes(layout.shape, "f16") or 0)
+    for memory in (4 * weights + cache, 4 * weights + cache - 1):
+        plan = plan_engine(config, layout, replace(CPU_ONLY, available_memory=memory))
+        assert isinstance(plan, OpenVinoPlan)
+        assert plan.scores_prompts == (not unknown and memory == 4 * weights + cache)
 
 
 def test_a_manifest_without_limits_says_nothing_and_a_damaged_one_is_an_error(checkpoint: Path, tmp_path: Path) -> None:

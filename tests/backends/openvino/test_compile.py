@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from djl_trtllm.backends.openvino import compile as openvino
 from djl_trtllm.backends.openvino.backend import OpenVinoPlan
@@ -15,7 +19,7 @@ from djl_trtllm.backends.openvino.compile import COMPILER, NO_ATTENTION, OpenVin
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.engines.build import build_engine, prepare_engine
-from djl_trtllm.engines.cache import EngineDir, Manifest
+from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.errors import EngineMismatchError
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import inspect
@@ -80,8 +84,8 @@ def reference(checkpoint: Path) -> Reference:
 
 
 @pytest.mark.slow
-def test_greedy_output_is_that_of_transformers(checkpoint: Path, engine: EngineDir, reference: Reference) -> None:
-    options = plan_of(checkpoint).at(engine.path).executor_options()
+def test_greedy_output_is_that_of_transformers(checkpoint: Path, engine: Path, reference: Reference) -> None:
+    options = plan_of(checkpoint).at(engine).executor_options()
     assert len(reference.prompts) >= 6
     assert generate(OpenVinoExecutor(**options), reference.prompts) == reference.generated
     assert len({token for tokens in reference.generated for token in tokens}) > 20
@@ -89,9 +93,9 @@ def test_greedy_output_is_that_of_transformers(checkpoint: Path, engine: EngineD
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-def test_the_planned_block_size_is_the_engines_own(checkpoint: Path, engine: EngineDir, dtype: str) -> None:
+def test_the_planned_block_size_is_the_engines_own(checkpoint: Path, engine: Path, dtype: str) -> None:
     plan = plan_of(checkpoint, kv_cache_dtype=dtype)
-    executor = OpenVinoExecutor(**plan.at(engine.path).executor_options())
+    executor = OpenVinoExecutor(**plan.at(engine).executor_options())
     generate(executor, [[3, 4, 5]])
     assert plan.kv_cache is not None and plan.kv_cache.block_bytes is not None
     # Only the engine itself reports what it has taken.
@@ -99,43 +103,43 @@ def test_the_planned_block_size_is_the_engines_own(checkpoint: Path, engine: Eng
 
 
 @pytest.mark.slow
-def test_a_compiled_directory_is_complete_for_serving(checkpoint: Path, engine: EngineDir) -> None:
+def test_a_compiled_directory_is_complete_for_serving(checkpoint: Path, engine: Path) -> None:
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        assert (engine.path / name).read_bytes() == (checkpoint / name).read_bytes()
-    names = {path.name for path in engine.path.iterdir()}
+        assert (engine / name).read_bytes() == (checkpoint / name).read_bytes()
+    names = {path.name for path in engine.iterdir()}
     assert names >= {"openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.xml"}
     assert not any(name.endswith((".safetensors", ".partial")) or name == "spec.json" for name in names)
-    assert engine.manifest is not None
-    assert engine.manifest.files.keys() == names - {"manifest.json"}
-    alone = inspect(engine.path)
-    assert (
-        prepare_engine(configured(), alone, print, plan=plan_engine(configured(), alone)).tokenizer_dir == engine.path
-    )
+    manifest = Manifest.read(engine)
+    assert manifest is not None
+    assert manifest.files.keys() == names - {"manifest.json"}
+    alone = inspect(engine)
+    assert alone.tokenizer_dir == engine
+    assert prepare_engine(configured(), alone, print, plan=plan_engine(configured(), alone)) == engine
 
 
 @pytest.mark.slow
 def test_int8_is_compressed_by_the_compiler_and_generates(
-    checkpoint: Path, engine: EngineDir, reference: Reference, tmp_path: Path
+    checkpoint: Path, engine: Path, reference: Reference, tmp_path: Path
 ) -> None:
     told: list[str] = []
     plan = plan_of(checkpoint, quantize="int8")
-    compiled = build_engine(plan, tmp_path / "int8", told.append)
+    compiled = tmp_path / "int8"
+    build_engine(plan, compiled, told.append)
     assert any(line.startswith("compiling: compress") for line in told)
-    assert compiled.manifest is not None and compiled.manifest.options["quantize"] == "int8"
-    assert weights_of(compiled.path) < weights_of(engine.path) * 0.6
-    generated = generate(OpenVinoExecutor(**plan.at(compiled.path).executor_options()), reference.prompts)
+    manifest = Manifest.read(compiled)
+    assert manifest is not None and manifest.options["quantize"] == "int8"
+    assert weights_of(compiled) < weights_of(engine) * 0.6
+    generated = generate(OpenVinoExecutor(**plan.at(compiled).executor_options()), reference.prompts)
     assert agreement(generated, reference.generated) > 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["int4", "awq"])
-def test_4_bit_weights_are_smaller_and_generate(
-    checkpoint: Path, engine: EngineDir, tmp_path: Path, quantize: str
-) -> None:
-    path = Path(shutil.copytree(engine.path, tmp_path / quantize))
+def test_4_bit_weights_are_smaller_and_generate(checkpoint: Path, engine: Path, tmp_path: Path, quantize: str) -> None:
+    path = Path(shutil.copytree(engine, tmp_path / quantize))
     compress(path / "openvino_model.xml", quantize)
     assert not list(path.glob("compressed_*"))
-    assert weights_of(path) < weights_of(engine.path) * 0.45
+    assert weights_of(path) < weights_of(engine) * 0.45
     (generated,) = generate(OpenVinoExecutor(**plan_of(checkpoint).at(path).executor_options()), [[3, 4, 5]])
     assert len(generated) == NEW_TOKENS
 
@@ -219,6 +223,140 @@ def test_a_quantised_checkpoint_whose_loader_is_missing_is_refused_in_one_line(
         assert "before quantisation" in found[0].advice
         installed.add(package)
     assert run(spec, tmp_path) == 0
+
+
+def modules(monkeypatch: pytest.MonkeyPatch, **members: dict[str, Any]) -> None:
+    """Libraries of the compiler with these members; `__` in a name stands for a dot."""
+    for name, values in members.items():
+        path = name.replace("__", ".")
+        parts = path.split(".")
+        for end in range(1, len(parts) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:end]), module := ModuleType(".".join(parts[:end])))
+            if end > 1:
+                setattr(sys.modules[".".join(parts[: end - 1])], parts[end - 1], module)
+        vars(module).update(values)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "task"), [("generate", "text-generation-with-past"), ("embed", "feature-extraction")]
+)
+def test_the_export_keeps_the_weights_as_they_are_and_reports_when_they_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], purpose: str, task: str
+) -> None:
+    calls: list[Any] = []
+
+    def export_from_model(*given: Any, **named: Any) -> str:
+        calls.append((given, named))
+        return "made"
+
+    convert = SimpleNamespace(export_from_model=export_from_model)
+
+    def main_export(*given: Any, **named: Any) -> None:
+        calls.append((given, named))
+        assert convert.export_from_model(1, of=2) == "made"
+        raise KeyError("a failure leaves nothing changed")
+
+    exporters = {"main_export": main_export, "convert": convert}
+    modules(
+        monkeypatch,
+        torch={"float32": "f32", "float16": "f16", "bfloat16": "b16"},
+        optimum__exporters__openvino=exporters,
+    )
+    monkeypatch.setitem(sys.modules, "optimum.intel", made := ModuleType("optimum.intel"))
+    vars(made).update(OVConfig=lambda **given: given)
+    spec = replace(spec_of(tmp_path), purpose=purpose, trust_remote_code=True)
+    for dtype, loaded in {"fp32": "f32", "fp16": "f16", "bf16": "b16"}.items():
+        calls.clear()
+        with pytest.raises(KeyError):
+            openvino.export(replace(spec, dtype=dtype), tmp_path / "out")
+        assert calls == [
+            (
+                (spec.checkpoint, tmp_path / "out"),
+                {
+                    "task": task,
+                    "stateful": purpose == "generate",
+                    "library_name": "transformers",
+                    "trust_remote_code": True,
+                    "local_files_only": True,
+                    "model_loading_kwargs": {"torch_dtype": loaded},
+                    "ov_config": {"dtype": "fp32"},
+                },
+            ),
+            ((1,), {"of": 2}),
+        ]
+    assert convert.export_from_model is export_from_model
+    assert capsys.readouterr().out.split("@@phase ")[1:] == ["load\n", "convert\n"] * 3
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4", "awq"])
+def test_weights_are_compressed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantize: str) -> None:
+    asked: list[Any] = []
+
+    def compress_weights(model: Path, **given: Any) -> str:
+        asked.append((model, given))
+        return "compressed"
+
+    def save_model(model: str, path: Path, *, compress_to_fp16: bool) -> None:
+        assert (model, compress_to_fp16) == ("compressed", False)
+        path.write_text("new xml")
+        path.with_suffix(".bin").write_text("new bin")
+
+    modules(
+        monkeypatch,
+        nncf={
+            "CompressWeightsMode": SimpleNamespace(INT8_ASYM="int8", INT4_ASYM="int4"),
+            "GroupSizeFallbackMode": SimpleNamespace(ADJUST="adjust"),
+            "AdvancedCompressionParameters": lambda **given: given,
+            "compress_weights": compress_weights,
+        },
+        openvino={"Core": lambda: SimpleNamespace(read_model=lambda path: path), "save_model": save_model},
+    )
+    xml = tmp_path / "openvino_model.xml"
+    xml.write_text("old xml")
+    xml.with_suffix(".bin").write_text("old bin")
+    compress(xml, quantize)
+    groups = {"group_size": 128, "ratio": 1.0, "advanced_parameters": {"group_size_fallback_mode": "adjust"}}
+    expected = {"mode": "int8"} if quantize == "int8" else {"mode": "int4", "awq": quantize == "awq", **groups}
+    assert asked == [(xml, expected)]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "openvino_model.xml": "new xml",
+        "openvino_model.bin": "new bin",
+    }
+
+
+@pytest.mark.parametrize("converts", [True, False])
+def test_a_tokenizer_without_a_counterpart_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], converts: bool
+) -> None:
+    calls: list[Any] = []
+
+    class Tokenizer:
+        @classmethod
+        def from_pretrained(cls, *given: Any, **named: Any) -> Tokenizer:
+            calls.append((given, named))
+            return cls()
+
+        def save_pretrained(self, out: Path) -> None:
+            calls.append(out)
+
+    def export_tokenizer(tokenizer: Tokenizer, out: Path, *, task: str) -> None:
+        calls.append((out, task))
+        if converts:
+            (out / "openvino_tokenizer.xml").touch()
+
+    modules(
+        monkeypatch,
+        optimum__exporters__openvino__convert={"export_tokenizer": export_tokenizer},
+        transformers={"AutoTokenizer": Tokenizer},
+    )
+    spec = spec_of(tmp_path)
+    openvino.convert_tokenizer(spec, tmp_path / "out")
+    assert calls == [
+        ((spec.tokenizer_dir,), {"trust_remote_code": False, "local_files_only": True}),
+        tmp_path / "out",
+        (tmp_path / "out", "text-generation-with-past"),
+    ]
+    assert ("warning: Tokenizer has no OpenVINO counterpart" in capsys.readouterr().out) != converts
 
 
 def test_a_model_without_attention_is_refused_in_one_line(

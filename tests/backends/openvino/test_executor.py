@@ -278,7 +278,9 @@ def test_a_prompt_that_is_given_up_while_it_is_scored_leaves_the_next_one_whole(
 def test_limits_details_and_statistics(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     limits = executor.limits
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size, limits.max_seq_len) == (8, 60, 32, 1024)
-    assert executor.details and "speculation" not in executor.details
+    assert (limits.seeded, limits.repeats, limits.draft_tokens, limits.tries_guides) == (True, False, 0, True)
+    details = {"KV cache": "f16", "inference": "f32"}
+    assert executor.details == {"OpenVINO": executor.details["OpenVINO"], **details}
     executor.submit(Submit(1, prompt, Sampling(4)))
     executor.step()
     assert executor.stats().running == 1

@@ -632,3 +632,40 @@ async def test_a_shutdown_that_hangs_is_waited_for_a_few_seconds(
         assert engine.llm.shutdowns == 1
     finally:
         release.set()
+
+
+# -- code that a checkpoint names --------------------------------------------------------------------------------------
+
+
+def test_no_code_that_a_checkpoint_names_reaches_tensorrt_llm_unless_it_is_trusted(
+    tmp_path: Path, make: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    model = tmp_path / "wolf"
+    model.mkdir()
+    config = {"auto_map": {"AutoConfig": "own.Config"}, "model_type": "llama"}
+    files = {"config.json": json.dumps(config), "weights.bin": "w", "list.json": "[1]", "broken.json": "{"}
+    for name, text in files.items():
+        (model / name).write_text(text)
+    (model / "tokenizer.json").write_text(json.dumps({"auto_map": 1, "padding": "x" * (4 << 20)}))
+
+    def given(backend: str, **arguments: Any) -> Path:
+        return Path(make(backend=backend, model=str(model), arguments=arguments).llm.arguments["model"])
+
+    for backend, trusted in (("tensorrt", False), ("tensorrt", True), ("pytorch", True), ("autodeploy", True)):
+        assert given(backend, trust_remote_code=trusted) == model
+    assert capsys.readouterr().out == ""
+    for backend in ("pytorch", "autodeploy"):
+        folder = given(backend)
+        assert folder != model and folder.name == "wolf"
+        assert json.loads((folder / "config.json").read_text()) == {"model_type": "llama"}
+        for name in ("weights.bin", "list.json", "broken.json", "tokenizer.json"):
+            assert (folder / name).read_bytes() == (model / name).read_bytes(), name
+        assert "config.json" in (said := capsys.readouterr().out) and "option.trust_remote_code=true" in said
+    (model / "config.json").write_text("{}")
+    assert given("pytorch") == model, "nothing is left out"
+
+
+def test_first_requests_are_made_where_they_are_asked_for(make: MakeEngine) -> None:
+    assert make().executor.first_requests()
+    assert make(warm_up=False).executor.first_requests() == []

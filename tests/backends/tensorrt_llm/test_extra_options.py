@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from djl_trtllm.backends.extra_options import kinds_of, not_of
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm import plan
 from djl_trtllm.backends.tensorrt_llm.names import build_arguments
@@ -169,7 +170,8 @@ def test_a_file_is_named_with_its_line(roomy: Path, installed: None, tmp_path: P
 def test_work_for_a_file_is_bounded(roomy: Path, installed: None, tmp_path: Path) -> None:
     doubled = "".join(f"  {b}: &{b} [*{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefghijklmno"))
     laughs, nested = f"rate:\n  a: &a [x, x]\n{doubled}", "rate: " + "[" * 500 + "]" * 500
-    for text in (laughs, nested, "#" * 2_000_000):
+    mappings = "rate: " + "{a: " * 30 + "1" + "}" * 30
+    for text in (laughs, nested, mappings, "#" * 2_000_000):
         (tmp_path / "extra.yaml").write_text(text)
         assert len(refused(roomy, str(tmp_path / "extra.yaml"))) == 1
 
@@ -184,3 +186,25 @@ def test_objects_take_fields_that_the_table_lacks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "tensorrt_llm.llmapi", SimpleNamespace(KvCacheConfig=dict))
     given = {"kv_cache_config": {"class": "KvCacheConfig", "pool_ratio": [1.0]}}
     assert build_arguments(given) == {"kv_cache_config": {"pool_ratio": [1.0]}}
+
+
+@by_table("annotation", "kinds")
+def test_an_annotation_says_what_may_be_written(annotation: str, kinds: list[str] | None) -> None:
+    assert kinds_of(annotation, {"KvCacheConfig": {}}) == kinds
+
+
+@pytest.mark.parametrize(
+    ("annotation", "taken", "refused"),
+    [
+        ("Literal['a', 2, False, None]", ["a", 2, False, None], ["b", 3, True, 0, 2.0, [], {}]),
+        ("float", [1, 1.5], ["1", True, None]),
+        ("bool | None", [True, None], [1, "true"]),
+        ("list[int] | str", [[1], "a"], [{}, 1]),
+        ("Anything", ["a", 1, None, []], []),
+    ],
+)
+def test_a_value_is_one_of_those_that_an_annotation_names(
+    annotation: str, taken: list[object], refused: list[object]
+) -> None:
+    kinds = kinds_of(annotation, {})
+    assert [value for value in (*taken, *refused) if not_of(kinds, value)] == refused

@@ -1,20 +1,21 @@
-"""Prompts with images on TensorRT-LLM, in real engine processes; TensorRT-LLM is the fake."""
+"""Prompts with images on TensorRT-LLM: as it gets them, and in real engine processes; TensorRT-LLM is the fake."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image as Picture
 
-from djl_trtllm.executor.protocol import Refusal
+from djl_trtllm.backends.tensorrt_llm.image_prompts import ImagePrompts
+from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.executor.protocol import Refusal, Submit
 from djl_trtllm.model.tokenizer import Tokenizer, load_tokenizer
-from djl_trtllm.request import FinishReason, Image
+from djl_trtllm.request import FinishReason, Image, Sampling
 from tests.backends.tensorrt_llm.kit import Machine, in_processes
 from tests.executor.kit import Probe
 from tests.support.vision import MARK, encoded, picture, seeing_model_on_tensorrt_llm
-
-pytestmark = pytest.mark.slow
 
 VERSIONS = ["1.2.1", "1.3.0", "1.4.0rc1"]
 TEXT = "the wolf went into the dark wood to see the old grandmother and the cat"
@@ -51,6 +52,7 @@ def image(colour: int = 0, width: int = 84, height: int = 56) -> Image:
     return Image(encoded(picture(width, height, colour)), width, height, width * height // 28**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @in_processes
 async def test_prompts_with_and_without_images_run_side_by_side(
@@ -78,6 +80,7 @@ async def cached(probe: Probe, request_id: int, ids: tuple[int, ...], *images: I
 
 
 @pytest.mark.parametrize("hashes", [True, False], ids=["hashed", "not hashed"])
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 @in_processes
 async def test_only_prompts_with_the_same_images_and_the_same_salt_share_the_prefix_cache(
@@ -98,6 +101,7 @@ async def test_only_prompts_with_the_same_images_and_the_same_salt_share_the_pre
     return probe
 
 
+@pytest.mark.slow
 @in_processes
 async def test_a_prompt_that_is_no_texts_is_refused_alone(
     machine: Machine, tokenizer: Tokenizer, text: tuple[int, ...], placeholder: int
@@ -112,6 +116,7 @@ async def test_a_prompt_that_is_no_texts_is_refused_alone(
     return probe
 
 
+@pytest.mark.slow
 @in_processes
 async def test_what_the_processor_of_images_raises_ends_one_request(
     machine: Machine, text: tuple[int, ...], placeholder: int
@@ -124,6 +129,7 @@ async def test_what_the_processor_of_images_raises_ends_one_request(
     return probe
 
 
+@pytest.mark.slow
 @in_processes
 async def test_an_engine_whose_first_request_with_an_image_fails_takes_texts(
     machine: Machine, text: tuple[int, ...]
@@ -135,6 +141,7 @@ async def test_an_engine_whose_first_request_with_an_image_fails_takes_texts(
     return probe
 
 
+@pytest.mark.slow
 @in_processes
 async def test_a_large_image_is_read_beside_the_loop(
     machine: Machine, text: tuple[int, ...], placeholder: int
@@ -151,3 +158,62 @@ async def test_a_large_image_is_read_beside_the_loop(
     assert await probe.end_of(1, 2) == [FinishReason.LENGTH, FinishReason.CANCELLED]
     assert len(machine.calls("generate_async")) == 2
     return probe
+
+
+# -- a prompt as TensorRT-LLM gets it ----------------------------------------------------------------------------------
+
+
+def prompts_of(directory: Path, tokenizer: Tokenizer, version: str, hashes: bool | None = True) -> ImagePrompts:
+    def decode(ids: list[int], **given: bool) -> str:
+        assert given == {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return tokenizer.decode(ids, skip_special_tokens=False)
+
+    processor = SimpleNamespace() if hashes is None else SimpleNamespace(multimodal_hashing_supported=hashes)
+    llm = SimpleNamespace(tokenizer=SimpleNamespace(decode=decode), input_processor=processor)
+    return ImagePrompts(directory, llm, version)
+
+
+def asked(ids: tuple[int, ...], *images: Image, salt: str = "") -> Submit:
+    return Submit(1, list(ids), Sampling(1), images=images, cache_salt=salt)
+
+
+def test_a_prompt_is_a_text_with_a_mark_for_each_image_and_names_where_the_version_has_them(
+    seeing: Path, tokenizer: Tokenizer, text: tuple[int, ...], placeholder: int
+) -> None:
+    first, second = image(1), image(2, 56, 56)
+    for version, named in (("1.2.1", False), ("1.3.0", True), ("1.4.0rc1", True)):
+        prompts = prompts_of(seeing, tokenizer, version)
+        assert prompts.prompt(asked(text), []) == {"prompt": TEXT}
+        request = asked((*text, *(placeholder,) * 6, *(placeholder,) * 4), first, second)
+        found = prompts.prompt(request, ["one", "two"])
+        assert found.pop("prompt") == f"{TEXT}{MARK}{MARK}"
+        assert found.pop("multi_modal_data") == {"image": ["one", "two"]}
+        names = found.pop("multi_modal_uuids")["image"] if named else []
+        assert len(set(names)) == (2 if named else 0) and found == {}
+
+
+def test_the_salt_is_that_of_the_images_too_unless_their_names_are_hashed(
+    seeing: Path, tokenizer: Tokenizer, text: tuple[int, ...], placeholder: int
+) -> None:
+    ids = (*text, *(placeholder,) * 6)
+    for version, hashes, kept in (
+        ("1.3.0", True, True), ("1.3.0", False, False), ("1.3.0", None, False), ("1.2.1", True, False),
+    ):  # fmt: skip
+        prompts = prompts_of(seeing, tokenizer, version, hashes)
+        assert prompts.salt(asked(text, salt="key")) == "key"
+        salts = {colour: prompts.salt(asked(ids, image(colour), salt="key")) for colour in (1, 2)}
+        assert set(salts.values()) == {"key"} if kept else len({*salts.values(), "key"}) == 3
+        if not kept:
+            assert prompts.salt(asked(ids, image(1), salt="other")) != salts[1]
+
+
+def test_tokens_that_are_others_than_the_server_has_counted_are_refused(
+    seeing: Path, tokenizer: Tokenizer, text: tuple[int, ...], placeholder: int
+) -> None:
+    prompts, ids = prompts_of(seeing, tokenizer, "1.3.0"), [*text, *(placeholder,) * 6]
+    request = asked(tuple(ids), image(1))
+    prompts.check(request, ids)
+    prompts.check(request, [*text, *(10**6,) * 6])  # an id beyond the vocabulary for each token of an image
+    for wrong in ([*ids, 1], ids[:-1], [ids[0] + 1, *ids[1:]]):
+        with pytest.raises(InvalidRequestError, match="send messages or a text"):
+            prompts.check(request, wrong)

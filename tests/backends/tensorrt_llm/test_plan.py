@@ -18,7 +18,6 @@ from djl_trtllm.backends.tensorrt_llm.plan import CheckpointPlan, TensorRtEngine
 from djl_trtllm.config import Backend, Config, Options
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.build import prepare_engine
-from djl_trtllm.engines.cache import EngineDir
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.errors import ConfigError, EngineMismatchError
 from djl_trtllm.model import ModelKind, ModelShape, inspect
@@ -43,7 +42,7 @@ def engine_plan(path: Path, hardware: Hardware | None = None, /, **options: obje
     return plan
 
 
-def prepared(path: Path, hardware: Hardware, **options: object) -> EngineDir:
+def prepared(path: Path, hardware: Hardware, **options: object) -> Path:
     config = configured(engine_cache_dir=path.parent / "cache", **options)
     layout = inspect(path)
     return prepare_engine(config, layout, print, plan=plan_engine(config, layout, hardware))
@@ -70,9 +69,7 @@ def test_a_compiled_engines_limits_are_the_plans(engine: Path) -> None:
 def test_lengths_are_compared_with_the_engines_as_far_as_the_models_context_has_them(engine: Path) -> None:
     with pytest.raises(EngineMismatchError, match="are 250 tokens together"):
         engine_plan(engine, max_input_len=100, max_output_len=150)
-    assert "option.max_seq_len=256 (derived from the model's context)" in "".join(
-        engine_plan(engine, max_seq_len=4096).notes
-    )
+    assert engine_plan(engine, max_seq_len=4096).max_seq_len == 192
 
 
 def test_a_repository_serves_the_engine_inside_it(checkpoint: Path, tmp_path: Path) -> None:
@@ -81,8 +78,8 @@ def test_a_repository_serves_the_engine_inside_it(checkpoint: Path, tmp_path: Pa
     (repository / "config.pbtxt").write_text('name: "tensorrt_llm"\n')
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(checkpoint / name, repository)
-    found = prepared(repository.parent, gpu_machine())
-    assert (found.path, found.tokenizer_dir) == (repository / "1", repository)
+    assert prepared(repository.parent, gpu_machine()) == repository / "1"
+    assert inspect(repository.parent).tokenizer_dir == repository
 
 
 def test_a_missing_rank_is_named(tmp_path: Path) -> None:
@@ -140,7 +137,7 @@ def test_a_checkpoint_is_run_as_it_is(checkpoint: Path) -> None:
     plan = planned_on(checkpoint, gpu_machine("1.3.0"))
     assert isinstance(plan, CheckpointPlan)
     assert plan.compiler is None
-    assert prepared(checkpoint, gpu_machine("1.3.0")).path == checkpoint
+    assert prepared(checkpoint, gpu_machine("1.3.0")) == checkpoint
     options = plan.at(checkpoint).executor_options()
     arguments = options.pop("arguments")
     assert arguments["max_seq_len"] == CONTEXT and arguments["enable_iter_perf_stats"] is True

@@ -13,7 +13,7 @@ import pytest
 from djl_trtllm.backends.base import backend_named, this_machine
 from djl_trtllm.backends.planning import choose_backend, plan_fitted, with_effects
 from djl_trtllm.backends.vllm.backend import REASONS, VllmPlan, VllmPoolingPlan
-from djl_trtllm.backends.vllm.names import arguments_of, known_versions
+from djl_trtllm.backends.vllm.names import arguments_of, known_versions, tabled_arguments
 from djl_trtllm.config import Backend, Task
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import ConfigError, EngineError
@@ -59,7 +59,8 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         "structured_outputs_config": {"backend": "xgrammar"},
     }
     assert (plan.max_seq_len, plan.max_input_len, plan.gpus) == (8192, 8191, 1)
-    assert plan.executor_options()["images"] is False
+    options = plan.executor_options()
+    assert (options["images"], options["tokenizer_dir"], options["guides"]) == (False, str(roomy), "xgrammar")
 
 
 @pytest.mark.parametrize(("running", "waiting"), [(1, 2), (40, 10), (256, 16)])
@@ -82,6 +83,63 @@ def test_an_option_becomes_the_argument_of_its_name(
 def test_what_vllm_would_not_take_is_one_line_before_it_starts(roomy: Path, options: dict[str, Any], said: str) -> None:
     (problem,) = refused(roomy, **options)
     assert said in problem
+
+
+LITERALS = {
+    "model.py": 'PerformanceMode = Literal["balanced", "throughput"]',
+    "lora.py": "MaxLoRARanks = Literal[8, 16]",
+    "speculative.py": (
+        'Drafts = Literal["eagle"]\nMethod = Literal["ngram", Drafts]\n'
+        "class SpeculativeConfig:\n    method: Method | None = None\n    num_speculative_tokens: int = 1\n"
+    ),
+}
+"""Files of vLLM's `config`, which name the values that arguments take."""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"performance_mode": "througput"},
+            "PERFORMANCE_MODE=througput (environment): expected 'balanced' or 'throughput', not 'througput'; did you "
+            "mean 'throughput'?",
+        ),
+        (
+            {"speculative_config": {"method": "ngrm", "num_speculative_tokens": 2}},
+            "speculative_config.method: expected 'ngram' or 'eagle' or null, not 'ngrm'; did you mean 'ngram'?",
+        ),
+        (
+            {"enable_lora": "true", "max_lora_rank": 7},
+            "option.max_lora_rank=7 (environment variable OPTION_MAX_LORA_RANK): expected 8 or 16, not 7",
+        ),
+    ],
+    ids=["an argument", "an argument's field", "an option"],
+)
+def test_a_value_that_the_installed_version_does_not_list_is_one_line(
+    roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
+) -> None:
+    site = tmp_path / "site"
+    files = {f"config/{name}": text for name, text in LITERALS.items()}
+    arguments = "".join(f"    {name}: {kind}\n" for name, kind in tabled_arguments("0.32.0").items())
+    files |= {"engine/arg_utils.py": f"class EngineArgs:\n{arguments}", "__init__.py": ""}
+    for name, text in files.items():
+        path = site / "vllm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (site / "vllm-0.32.0.dist-info").mkdir()
+    (site / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
+    monkeypatch.syspath_prepend(str(site))
+    (problem,) = refused(roomy, **options)
+    assert said in problem
+
+
+def test_the_gpus_of_a_file_are_processes_on_a_cpu_which_the_notes_say(roomy: Path) -> None:
+    cpu = replace(CPU_ONLY, vllm="0.32.0", vllm_on_cpu=True)
+    plan = planned(roomy, cpu, tensor_parallel_degree=2)
+    assert plan.arguments["tensor_parallel_size"] == 2
+    assert any(note.startswith("option.tensor_parallel_degree=2 (") and "NUMA" in note for note in plan.notes)
+    for degree in (1, "max"):
+        assert planned(roomy, cpu, tensor_parallel_degree=degree).notes == ()
 
 
 @pytest.mark.parametrize(("degree", "gpus"), [(3, 8), ("max", 3)])

@@ -67,3 +67,8 @@ def test_a_pairs_second_text_is_where_the_request_says() -> None:
     executor.submit(text(2, [5] * 9, task="score"))
     vectors, _ = finish(executor)
     assert vectors == {1: [3], 2: [0]}
+
+
+def test_a_text_may_be_as_long_as_both_the_model_and_the_options_say() -> None:
+    for asked, longest in ((32, 32), (64, 64), (100, 64)):
+        assert make("embed", max_seq_len=asked).limits.max_seq_len == longest
