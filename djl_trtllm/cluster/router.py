@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 class Router:
     """The deployment that HAProxy asks: Ray starts one on each node that has a HAProxy.
 
-    `replicas` is the handle of the deployment that has the replicas, `slack` that of `Affinity`.
+    `replicas` is the handle of the deployment that has the replicas.
     """
 
-    def __init__(self, replicas: Any, slack: int) -> None:
+    def __init__(self, replicas: Any) -> None:
         self._replicas = replicas
-        self._fleet = Fleet(slack, self._accuse, self._sent)
+        self._fleet = Fleet(on_death=self._accuse, on_sent=self._sent)
         self._news: deque[Sent] = deque(maxlen=_MOST_NEWS)
         self._name, self._routers = "", 1
         self._all: Any = None

@@ -95,7 +95,7 @@ class Affinity:
     """Chooses replicas. `slack`: how many more requests than the least loaded one a preferred replica may have."""
 
     def __init__(self, slack: int, most_keys: int = _MOST_KEYS) -> None:
-        self._slack = slack
+        self.slack = slack
         self._most_keys = most_keys
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
@@ -108,7 +108,7 @@ class Affinity:
         """
         if not keys or not loads:
             return None
-        most = min(loads.values()) + self._slack
+        most = min(loads.values()) + self.slack
         if earlier is not None and loads.get(earlier, most + 1) <= most:
             return earlier
         for key in reversed(keys):

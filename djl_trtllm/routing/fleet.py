@@ -17,13 +17,18 @@ from djl_trtllm.routing.affinity import Affinity, PromptKeys, ranked
 
 _CHECK = b"GET /-/healthz HTTP/1.1\r\nHost: replica\r\n\r\n"
 _MOST_TURNS = 10_000
+_SLACK = 4
 
 
 class Load(NamedTuple):
-    """The last report of a replica: requests that wait and run, and how many it has received so far."""
+    """The last report of a replica.
+
+    `requests` wait and run, `received` is how many came so far, and `places` how many run at most (0: not known).
+    """
 
     requests: int = 0
     received: int = 0
+    places: int = 0
 
 
 @dataclass
@@ -82,12 +87,13 @@ class Fleet:
     """Sends a session to its replica, and a prompt to one that had its beginning, while that is not out of balance.
 
     Others go to the least loaded one. One that has not answered a health check for `silent_seconds` gets nothing, if
-    others do or did so later; it is checked every `pause_seconds`. `slack` is that of `Affinity`.
+    others do or did so later; it is checked every `pause_seconds`. `slack` is that of `Affinity` until a replica has
+    reported its places: then a quarter of these. Below that, what affinity saves is more than others lose by it.
     """
 
     def __init__(
         self,
-        slack: int,
+        slack: int = 1,
         on_death: Callable[[set[str], str], object] = lambda digests, replica: None,
         on_sent: Callable[[Sent], object] = lambda sent: None,
         *,
@@ -124,6 +130,8 @@ class Fleet:
 
     def route(self, question: Question, loads: Mapping[str, Load]) -> None:
         """Answer the question, or note the answer that another one has given. `loads` has all replicas."""
+        if places := max((load.places for load in loads.values()), default=0):
+            self._affinity.slack = max(1, places // _SLACK)
         beginnings, ends = question.prompt
         before = next((end for end in reversed(ends[:-1]) if end in self._turns), b"")
         if not question.replica:

@@ -13,21 +13,24 @@ _FULL_CACHE = 0.95
 """Above this utilisation of its KV cache an engine pauses sequences, even in small batches."""
 
 
-def target_concurrency(batch_size: int) -> int:
+def target_concurrency(batch_size: float) -> int:
     """Return how many sequences a replica is to have; with more, another one is started before they have to wait."""
     return max(1, round(0.7 * batch_size))
 
 
 class Autoscaling(NamedTuple):
-    """From `least` to `most` replicas, with as many sequences at the same time on each of them as `concurrency`."""
+    """From `least` to `most` replicas, with as many sequences at the same time on each of them as `concurrency`.
+
+    None is the `target_concurrency` of the batches that replicas have.
+    """
 
     least: int
     most: int
-    concurrency: int
+    concurrency: int | None
 
     @classmethod
-    def parse(cls, text: str, batch_size: int) -> Autoscaling:
-        """Read `MIN:MAX[:CONCURRENCY]`; CONCURRENCY is `target_concurrency` by default. Raises ConfigError."""
+    def parse(cls, text: str) -> Autoscaling:
+        """Read `MIN:MAX[:CONCURRENCY]`. Raises ConfigError."""
         found = _AUTOSCALE.fullmatch(text)
         least, most, concurrency = (int(each or 0) for each in found.groups()) if found else (1, 0, 0)
         if least > most:
@@ -37,7 +40,7 @@ class Autoscaling(NamedTuple):
                     "to 99999 of which MIN is at most MAX"
                 ]
             )
-        return cls(least, most, concurrency or target_concurrency(batch_size))
+        return cls(least, most, concurrency or None)
 
 
 class QueueAndCachePolicy:
@@ -46,9 +49,12 @@ class QueueAndCachePolicy:
     A replica whose KV cache is full counts as one that has twice as many. Ray applies the delays of its configuration
     to what this returns. A decision adds two replicas or doubles them, and ends a fifth of them, at most: the queue of
     a moment says little about how many will be needed once new replicas have loaded their model.
+
+    Without a `concurrency` it is the `target_concurrency` of the largest batch that a replica reports as its `places`:
+    only there it is known which engine runs the model. Until one has reported, there are as many replicas as before.
     """
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int | None = None) -> None:
         self._concurrency = concurrency
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
@@ -56,8 +62,10 @@ class QueueAndCachePolicy:
         metrics = context.aggregated_metrics or {}
         load = sum(sum(metrics.get(name, {}).values()) for name in ("waiting", "running"))
         full = sum(usage >= _FULL_CACHE for usage in metrics.get("kv_usage", {}).values())
-        wanted = math.ceil(load / self._concurrency)
+        places = max(metrics.get("places", {}).values(), default=0.0)
+        concurrency = self._concurrency or (target_concurrency(places) if places else None)
         present = context.current_num_replicas
+        wanted = present if concurrency is None else math.ceil(load / concurrency)
         if full:
             wanted = max(wanted, present + full)
         wanted = max(present - max(1, present // 5), min(max(present + 2, 2 * present), wanted))

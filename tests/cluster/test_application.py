@@ -148,11 +148,17 @@ def test_a_replica_reserves_the_gpus_of_its_ranks(model: str, monkeypatch: pytes
     assert KEEPS_VISIBLE_GPUS.keys().isdisjoint(actor()["runtime_env"]["env_vars"])
     spanning = actor(orchestrator_type="ray")
     assert spanning["num_gpus"] == 0
+    assert KEEPS_VISIBLE_GPUS == {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}, "as Ray reads it"
     assert spanning["runtime_env"]["env_vars"].items() >= KEEPS_VISIBLE_GPUS.items()
+    made = deployment_of(monkeypatch, {"model": model, "gpus": 0, "options": {"backend": "pytorch"}})
+    assert made["ray_actor_options"]["num_gpus"] == 0
+    assert made["ray_actor_options"]["runtime_env"]["env_vars"].items() >= KEEPS_VISIBLE_GPUS.items()
 
 
-def test_autoscaling_has_bounds_and_the_concurrency_of_the_batch(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = deployment_of(monkeypatch, {"model": model, "autoscale": "2:5", "options": {"max_rolling_batch_size": 10}})
+def test_autoscaling_has_bounds_and_the_concurrency_that_is_asked_for(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = deployment_of(monkeypatch, {"model": model, "autoscale": "2:5:7"})
     scaling = made["autoscaling_config"]
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
     assert scaling.policy.policy_kwargs == {"concurrency": 7}
@@ -161,18 +167,6 @@ def test_autoscaling_has_bounds_and_the_concurrency_of_the_batch(model: str, mon
     )
     assert "num_replicas" not in made
     assert hasattr(made["kind"], "record_autoscaling_stats")
-
-
-@pytest.mark.parametrize("named", ["model", "OPTION_MODEL_ID", "SERVING_LOAD_MODELS"])
-def test_the_concurrency_is_that_of_the_batch_which_the_engine_has_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
-    (tmp_path / "serving.properties").write_text("option.rolling_batch=vllm\n")
-    given = {"model": str(tmp_path)} if named == "model" else {}
-    if not given:
-        monkeypatch.setenv(named, f"red={tmp_path}" if named == "SERVING_LOAD_MODELS" else str(tmp_path))
-    made = deployment_of(monkeypatch, {**given, "autoscale": "1:5"})
-    assert made["autoscaling_config"].policy.policy_kwargs == {"concurrency": 179}
 
 
 def test_a_model_that_is_not_there_is_reported_before_anything_is_deployed(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ ROOT = Path(__file__).parents[2]
 
 def of_models(*models: Any) -> Replica:
     made = Replica()
-    made.app = SimpleNamespace(registry=SimpleNamespace(models={model.name: model for model in models}))  # type: ignore[assignment]
+    made.app = SimpleNamespace(  # type: ignore[assignment]
+        registry=SimpleNamespace(models={model.name: model for model in models}), received=7
+    )
     return made
 
 
@@ -57,9 +59,10 @@ def test_a_replica_is_unhealthy_only_when_a_model_of_its_start_has_failed() -> N
 
 def test_figures_are_those_of_all_models_and_the_fullest_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelFigures, "of", lambda model: model)
-    one = SimpleNamespace(name="one", waiting=1, running=2, stats=Stats(kv_usage=0.5))
-    two = SimpleNamespace(name="two", waiting=10, running=20, stats=Stats())
-    expected = {"waiting": 11, "running": 22, "kv_usage": 0.5}
+    one = SimpleNamespace(name="one", waiting=1, running=2, max_running=64, stats=Stats(kv_usage=0.5))
+    two = SimpleNamespace(name="two", waiting=10, running=20, max_running=None, stats=Stats())
+    expected = {"waiting": 11, "running": 22, "places": 64, "kv_usage": 0.5}
+    assert of_models(one, two).record_routing_stats() == {"requests": 33, "received": 7, "places": 64}
     autoscaled = AutoscaledReplica()
     autoscaled.app = of_models(one, two).app
     assert asyncio.run(autoscaled.record_autoscaling_stats()) == expected

@@ -64,7 +64,7 @@ def test_routing_and_news_need_neither_the_controller_nor_the_head(gone: bool, m
             await asyncio.sleep(0.01)
 
     async def story() -> None:
-        app = await Router(head, slack=4).__serve_build_asgi_app__()
+        app = await Router(head).__serve_build_asgi_app__()
         head.gone = gone
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
             for number in range(3):
@@ -84,7 +84,7 @@ def test_haproxy_is_told_for_how_long_a_request_is_refused(monkeypatch: pytest.M
 
     async def said(seconds: float) -> dict[str, str]:
         head.refused_for = seconds
-        app = await Router(head, slack=4).__serve_build_asgi_app__()
+        app = await Router(head).__serve_build_asgi_app__()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
             headers: dict[str, str] = (await client.post("/internal/route", json={})).json()["request_headers"]
             return headers

@@ -65,6 +65,21 @@ def test_a_beginning_that_all_prompts_share_does_not_fill_one_replica() -> None:
     assert sum(counts) == 16 and max(counts) - min(counts) <= 3
 
 
+@pytest.mark.parametrize(("places", "more"), [(0, 1), (3, 1), (8, 2), (64, 16)])
+def test_affinity_gives_way_where_a_replica_has_a_quarter_of_a_batch_more(places: int, more: int) -> None:
+    fleet, turn = Fleet(), prompt("the same ")
+    loads = {"a": Load(0, 1, places), "b": Load(0, 1, 0)}
+    (first,) = routed(fleet, turn, loads=loads)
+
+    def with_more(count: int) -> list[str]:
+        # Each report is a new one, so that only its own figures count.
+        reports = {name: load._replace(received=10 + count) for name, load in loads.items()}
+        return routed(fleet, turn, loads={**reports, first: reports[first]._replace(requests=count)})
+
+    assert with_more(more) == [first]
+    assert with_more(more + 1) != [first]
+
+
 def test_a_report_takes_the_place_of_what_was_sent_before_it() -> None:
     fleet = Fleet(slack=0)
     loads = {"a": Load(3, 10), "b": Load(4, 10)}
@@ -118,6 +133,13 @@ def test_another_router_knows_which_replica_had_a_beginning() -> None:
     assert routed(other, prompt(shared + "a" * 200, 1)) == [preferred[-1]]
 
 
+@pytest.mark.parametrize(("load", "goes"), [(1, "a"), (2, "b")])
+def test_the_request_of_the_turn_before_is_no_load_of_its_replica_and_others_are(load: int, goes: str) -> None:
+    fleet, text = Fleet(slack=0), "once upon a time " * 20
+    fleet.route(Question.of(prompt(text, 1)), {"a": Load()})
+    assert routed(fleet, prompt(text * 2, 1), loads={"a": Load(load, 1), "b": Load()}) == [goes]
+
+
 def test_a_turn_that_goes_elsewhere_is_no_more_where_the_one_before_was() -> None:
     fleet, text = Fleet(slack=1), "once upon a time " * 20
     (first,) = routed(fleet, prompt(text, 1))
@@ -134,12 +156,24 @@ def test_prompts_that_go_on_from_the_same_one_are_counted_each() -> None:
     assert sum(counts) == 16 and max(counts) - min(counts) <= 4
 
 
+def test_the_conversations_that_went_on_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djl_trtllm.routing.fleet._MOST_TURNS", 2)
+    sent: list[Sent] = []
+    fleet, said = Fleet(slack=9, on_sent=sent.append), [f"{name}: " + "once upon a time " * 20 for name in "xyz"]
+    for text in said:
+        routed(fleet, prompt(text, 1))
+    for text in (said[0], said[2]):
+        routed(fleet, prompt(text + "and so on " * 20, 1))
+    assert [bool(each.before) for each in sent] == [False, False, False, False, True]
+
+
 def test_deaths_that_other_routers_have_seen_count() -> None:
-    fleet, question = Fleet(slack=2), Question.of(b"bad")
+    fleet, questions = Fleet(slack=2), [Question.of(b"bad"), Question.of(b"worse")]
     for replica in "ab":
-        fleet.accuse([question.digest], replica)
-    fleet.route(question, IDLE)
-    assert question.refused_for > 0
+        fleet.accuse([question.digest for question in questions], replica)
+    for question in questions:
+        fleet.route(question, IDLE)
+        assert question.refused_for > 0
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-@pytest.mark.parametrize("name", ["prompt", "inputs", "text_input"])
+@pytest.mark.parametrize("name", ["prompt", "inputs", "input", "text_input"])
 def test_prompts_that_begin_alike_have_their_first_keys_in_common(name: str) -> None:
     short, long = keys(**{name: "a" * 1024}), keys(**{name: "a" * 1024 + "b" * 1024})
     assert len(short) == 6  # 128, 256, 384, 512, 768 and 1024 bytes
@@ -66,7 +66,9 @@ def test_prompts_of_other_adapters_and_tools_share_nothing() -> None:
     prompt, tools = "a" * 1000, [{"type": "function", "function": {"name": "f" * 200}}]
     plain, french = keys(prompt=prompt), keys(prompt=prompt, adapters="french")
     assert common(plain, french) == common(french, keys(prompt=prompt, adapters="german")) == 0
-    assert common(plain, keys(prompt=prompt, tools=tools)) == 0
+    for before in ({"tools": tools}, {"system": "s" * 200}, {"instructions": "i" * 200}):
+        assert common(plain, keys(prompt=prompt, **before)) == 0, before
+        assert len(keys(prompt="a" * 100, **before)) > 0, "it is a part of the beginning"
     nested = keys(inputs=prompt, parameters={"adapters": "french"})
     assert nested == french
 

@@ -23,7 +23,7 @@ from djl_trtllm.cluster.ray_names import DIRECT
 from djl_trtllm.config import Config, Options, load
 from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
-from djl_trtllm.routing.scaling import Autoscaling
+from djl_trtllm.routing.scaling import Autoscaling, target_concurrency
 from tests.support.kubernetes import CHART, FOLDER, NAMESPACE, Object, check, helm, one, rendered
 from tests.support.tables import by_rows
 
@@ -465,7 +465,7 @@ def test_a_prometheus_without_figures_takes_no_replica_away() -> None:
 
 def test_a_replica_is_to_be_as_full_as_on_a_ray_cluster() -> None:
     batch = options().max_rolling_batch_size
-    assert Autoscaling.parse("1:2", batch).concurrency == int(float(triggers()["load"]["threshold"]) * batch)
+    assert target_concurrency(batch) == int(float(triggers()["load"]["threshold"]) * batch)
 
 
 def _series(waiting: int, running: int, usage: float, *, pods: str = "ab", queued: int | None = None) -> dict[str, str]:
@@ -614,7 +614,7 @@ def test_a_replica_has_the_gpus_that_its_options_need_and_a_node_has_as_many() -
 def test_there_may_be_as_many_nodes_as_replicas() -> None:
     asked = arguments().autoscale
     assert asked is not None
-    scaling = Autoscaling.parse(asked, config().options.max_rolling_batch_size)
+    scaling = Autoscaling.parse(asked)
     assert (workers()["minReplicas"], workers()["maxReplicas"]) == (scaling.least, scaling.most)
     assert service()["rayClusterConfig"]["enableInTreeAutoscaling"]
 
