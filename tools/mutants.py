@@ -6,6 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TypeGuard
 
@@ -46,7 +47,8 @@ _FOR_READERS = frozenset({"debug", "info", "warning", "error", "exception", "cri
 class Mutant:
     """One change of a module: the bytes from `start` to `end` become `new`.
 
-    `name` describes the change, and stays the same when lines move.
+    `name` describes the change, and stays the same when lines move. An import runs what is `in_no_function`: also the
+    fields of a class and the defaults of parameters.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Mutant:
     start: int
     end: int
     new: str
+    in_no_function: bool = False
 
     def applied(self, source: str) -> str | None:
         """Return the module's source with the change, or None if that is no Python."""
@@ -73,6 +76,7 @@ class _Change:
     end: int
     line: int
     new: str
+    in_no_function: bool
 
 
 @dataclass
@@ -133,7 +137,8 @@ class _Finder(ast.NodeVisitor):
         self._cut(start, end, node.lineno, new)
 
     def _cut(self, start: int, end: int, line: int, new: str) -> None:
-        self.changes.append(_Change(".".join(self._scope) or "module", start, end, line, new))
+        scope = ".".join(self._scope) or "module"
+        self.changes.append(_Change(scope, start, end, line, new, not self._functions))
 
     def _between(self, left: ast.expr, right: ast.expr, new: str) -> None:
         """Change an operator: what stands between two expressions, parentheses kept."""
@@ -374,10 +379,15 @@ def mutants_of(text: str) -> Iterator[Mutant]:
         name = f"{change.scope}: {lines[0]} -> {lines[1]}"
         seen[name] += 1
         numbered = name if seen[name] == 1 else f"{name} #{seen[name]}"
-        yield Mutant(numbered, change.line, change.start, change.end, change.new)
+        yield Mutant(numbered, change.line, change.start, change.end, change.new, change.in_no_function)
 
 
 def equivalents(module: str) -> dict[str, str]:
     """The names of a module's mutants that change nothing, with the reasons."""
+    return _all_equivalents().get(module, {})
+
+
+@cache
+def _all_equivalents() -> dict[str, dict[str, str]]:
     table: dict[str, dict[str, str]] = yaml.safe_load(EQUIVALENTS.read_text())
-    return table.get(module, {})
+    return table

@@ -5,12 +5,15 @@
     python -m tools.mutate service/lifecycle.py --all  every mutant of a module
     python -m tools.mutate --jobs 16 --within 9        as many as are tried in nine minutes
 
-A package's own tests are those of `tests/PACKAGE/` that are not marked slow (`tests/test_*.py` for the modules that
-stand in no package). They run once with the lines that each test runs; then a mutant gets the tests that run its line,
-the fastest first. It is killed when one fails or takes too long. Tests that fail without a mutant are named, and kill
-none. What survives is printed: a test is missing there, or the line is not needed, or the mutant is equivalent.
-Equivalent mutants stand in `equivalent_mutants.yaml`, each with its reason. The sample follows from --seed, and
-hypothesis' examples are the same for each mutant.
+A package's own tests are those of `tests/PACKAGE/` that are not marked slow. They run once with the lines that each
+test runs; then a mutant gets the tests that run its line, the fastest first, and if it survives them the others of the
+same files that run its module: a fixture or a cache that they share has run the line in the first one only. A line that
+runs at import, such as a row of a table or a field of a class, gets all tests of the package, those that run its module
+first. The modules that stand in no package have `tests/test_*.py`, and the tests of all packages that run the line. A
+mutant is killed when a test fails or takes too long. Tests that fail without a mutant are named, and kill none. What
+survives is printed: a test is missing there, or the line is not needed, or the mutant is equivalent. Equivalent mutants
+stand in `equivalent_mutants.yaml`, each with its reason. The sample follows from --seed, and hypothesis' examples are
+the same for each mutant.
 
 The tests run in a copy of the repository and in process and mount namespaces of their own (Linux, with util-linux),
 where /opt is read-only, each mutant in a process forked from one that has the libraries loaded.
@@ -149,10 +152,14 @@ def tests_of(package: str) -> list[str]:
 
 @dataclass
 class Suite:
-    """The tests of a package: the seconds that each takes, and for each module and line the tests that run it."""
+    """The tests of a package: the seconds that each takes, and for each module and line the tests that run it.
+
+    `others` are the suites of other packages, whose tests are used for the lines that they run.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+    others: list[Suite] = field(default_factory=list)
 
     @classmethod
     def measured(cls, package: str, sandbox: Sandbox) -> Suite:
@@ -178,14 +185,23 @@ class Suite:
         }
         return cls({test: seconds for test, seconds in found["seconds"].items() if test not in failed}, modules)
 
-    def of(self, module: str, line: int) -> list[str]:
-        """Return the tests of a line, the fastest first: those that run it, or its module if only imports run it.
+    def parts(self, module: str, line: int, *, imported: bool = False) -> list[dict[str, float]]:
+        """Return the tests of a line with their seconds, in the order in which they are to run, in one or two parts.
 
-        All tests, if none runs the module: a process that a test starts may do so.
+        First those that run the line, the fastest first; then the others of their files that run its module.
+
+        All tests of the package in one part, those of the module first, if no test runs the line or an import does
+        (`imported`), which is in the first test only that needs the module. A test may read a table without running a
+        line of its module, and a process that a test starts may run one.
         """
-        lines = self.modules.get(module, {})
-        running = lines.get(line) or sorted({test for tests in lines.values() for test in tests})
-        return sorted(running or self.seconds, key=lambda test: self.seconds[test])
+        near = {test for tests in self.modules.get(module, {}).values() for test in tests}
+        suites = () if imported else (self, *self.others)
+        running = {test: one.seconds[test] for one in suites for test in one.modules.get(module, {}).get(line, ())}
+        if not running:
+            return [dict(sorted(self.seconds.items(), key=lambda each: (each[0] not in near, each[1])))]
+        files = {test.partition("::")[0] for test in running}
+        beside = {test: self.seconds[test] for test in near - running.keys() if test.partition("::")[0] in files}
+        return [dict(sorted(part.items(), key=lambda each: each[1])) for part in (running, beside)]
 
 
 @dataclass
@@ -249,17 +265,19 @@ def fate(
     source = (ROOT / PACKAGE / name).read_text()
     changed = mutant.applied(source)
     suite = suites[package_of(name)]
-    tests = suite.of(name, mutant.line)
-    if changed is None or not tests:
+    parts = [tests for tests in suite.parts(name, mutant.line, imported=mutant.in_no_function) if tests]
+    if changed is None or not parts:
         return "survived"
-    seconds = min(_LONGEST_SECONDS, sum(suite.seconds[test] for test in tests) * _PATIENCE + _GRACE_SECONDS)
+    seconds = [sum(tests.values()) * _PATIENCE + _GRACE_SECONDS for tests in parts]
     with taken(pool) as sandbox:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
+        if deadline <= time.monotonic():
             return None
         try:
             sandbox.write(name, changed)
-            passed = sandbox.passes(tests, min(seconds, remaining))
+            passed = all(
+                sandbox.passes(list(tests), min(_LONGEST_SECONDS, most, max(0.0, deadline - time.monotonic())))
+                for tests, most in zip(parts, seconds, strict=True)
+            )
         finally:
             sandbox.write(name, source)
     if time.monotonic() >= deadline:
@@ -317,7 +335,11 @@ def main() -> None:
                 return Suite.measured(package, sandbox)
 
         used = sorted({package_of(name) for name, _ in picked})
+        if "" in used:
+            used = sorted({package_of(name) for name in modules([""])})
         suites = dict(zip(used, threads.map(measure, used), strict=True))
+        if "" in suites:
+            suites[""].others = [suite for package, suite in suites.items() if package]
         outcomes = threads.map(lambda one: fate(one[0], one[1], suites, pool, deadline), picked)
         for (name, mutant), outcome in zip(picked, outcomes, strict=True):
             scores[package_of(name)].count(outcome)

@@ -71,6 +71,13 @@ def test_a_baseexception_that_is_caught_is_not_any_exception() -> None:
     assert changes(source) == {"except Exception:"}
 
 
+def test_fields_of_classes_and_defaults_are_in_no_function() -> None:
+    source = "A = 1\nclass B:\n    c = 1\n    def d(self, e=1):\n        class F:\n            g = 1"
+    assert {mutant.line: mutant.in_no_function for mutant in mutants_of(source)} == {
+        1: True, 3: True, 4: True, 6: False,
+    }  # fmt: skip
+
+
 def test_every_mutant_is_python_with_a_name_of_its_own() -> None:
     source = (ROOT / PACKAGE / "service" / "work.py").read_text()
     found = list(mutants_of(source))
@@ -90,11 +97,35 @@ def test_what_is_called_equivalent_is_a_mutant_and_has_a_reason() -> None:
         assert all(len(reason) > 10 for reason in known.values()), module
 
 
+def parts(suite: Suite, module: str, line: int, *, imported: bool = False) -> list[list[str]]:
+    return [list(part) for part in suite.parts(module, line, imported=imported) if part]
+
+
 def test_a_line_gets_the_tests_that_run_it_the_fastest_first() -> None:
-    suite = Suite({"a": 2.0, "b": 1.0, "c": 3.0}, {"x.py": {1: [], 2: ["a", "b"], 3: ["a"]}})
-    assert suite.of("x.py", 2) == ["b", "a"]
-    assert suite.of("x.py", 1) == ["b", "a"]  # only imports run it
-    assert suite.of("y.py", 1) == ["b", "a", "c"]  # no test runs it in its own process
+    suite = Suite({"a": 2.0, "b": 1.0, "c": 3.0}, {"x.py": {1: [], 2: ["a", "c"], 3: ["a"]}})
+    assert suite.parts("x.py", 2)[0] == {"a": 2.0, "c": 3.0}
+    assert parts(suite, "x.py", 3) == [["a"]]
+    assert parts(suite, "y.py", 1) == [["b", "a", "c"]]  # no test runs it in its own process
+
+
+def test_a_line_that_an_import_runs_gets_all_tests_those_of_its_module_first() -> None:
+    suite = Suite({"a": 2.0, "b": 1.0, "c": 3.0}, {"x.py": {1: [], 2: ["c"]}})
+    assert parts(suite, "x.py", 1) == parts(suite, "x.py", 2, imported=True) == [["c", "b", "a"]]
+
+
+def test_a_line_gets_tests_of_other_suites_that_run_it_and_no_others_of_theirs() -> None:
+    other = Suite({"d": 1.5, "e": 0.5}, {"x.py": {1: [], 2: ["d"], 3: ["e"]}})
+    suite = Suite({"a": 2.0, "b": 1.0}, {"x.py": {1: [], 2: ["a", "b"]}}, [other])
+    assert suite.parts("x.py", 2)[0] == {"b": 1.0, "d": 1.5, "a": 2.0}
+    assert parts(suite, "x.py", 3) == [["e"]]
+    assert parts(suite, "x.py", 1) == [["b", "a"]]
+
+
+def test_a_mutant_that_survives_the_tests_of_its_line_gets_the_others_of_their_files_that_run_its_module() -> None:
+    """Example: the first test of a file loads an engine that the others share."""
+    seconds = {"one::a": 2.0, "one::b": 3.0, "one::c": 1.0, "one::d": 1.0, "two::e": 1.0}
+    suite = Suite(seconds, {"x.py": {1: ["one::a"], 2: ["one::b", "one::c", "two::e"]}, "y.py": {1: ["one::d"]}})
+    assert parts(suite, "x.py", 1) == [["one::a"], ["one::c", "one::b"]]
 
 
 class Played:
@@ -114,7 +145,7 @@ def test_a_test_that_fails_without_a_mutant_is_named_and_kills_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     suite = Suite.measured("batching", cast(Sandbox, Played(tmp_path)))
-    assert (suite.of("x.py", 1), suite.of("y.py", 1)) == (["b"], ["b"])
+    assert parts(suite, "x.py", 1) == parts(suite, "y.py", 1) == [["b"]]
     assert capsys.readouterr().err.split()[-1] == "a"
 
 
