@@ -14,14 +14,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api.kept import Kept
@@ -33,8 +35,7 @@ from djl_trtllm.request import GenerationRequest, OutputChunk, RequestOrigin, Se
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True)
-class RawRequest:
+class RawRequest(msgspec.Struct, frozen=True, dict=True):
     """A request as it arrived.
 
     `properties` are its headers by lower-case name and SageMaker's custom attributes (`api.front_end`). `path` is the
@@ -45,8 +46,8 @@ class RawRequest:
     body: bytes
     properties: Mapping[str, str]
     path: str = ""
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    query: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = MappingProxyType({})
+    query: Mapping[str, str] = MappingProxyType({})
     key: str = ""
 
     @property
@@ -65,7 +66,7 @@ class RawRequest:
         return parse_json(self.body)
 
 
-class Prompt(NamedTuple):
+class Prompt(msgspec.Struct, frozen=True):
     """The prompt as the model sees it.
 
     `text` is after the chat template, `length` in tokens. `tokens` may be empty unless the encoder
@@ -81,12 +82,14 @@ class ResponseEncoder(ABC):
     """Encodes the response to one request. One object per request: it keeps what was generated so far.
 
     `stream`: whether bytes are sent as they come, or one body at the end. `content_type` is the media type.
-    `wants_prompt_tokens`: whether `begin` needs `Prompt.tokens`.
+    `wants_prompt_tokens`: whether `begin` needs `Prompt.tokens`. `repeats`: whether what a chunk adds contains all text
+    before it; chunks that wait for a client are then joined to one.
     """
 
     stream: bool
     content_type: str
     wants_prompt_tokens: bool = False
+    repeats: bool = False
 
     def begin(self, prompt: Prompt) -> None:  # noqa: B027  most responses show nothing of it
         """Receive a tokenised prompt: called once for each prompt of the call, in order, before the first `encode`."""
@@ -109,7 +112,7 @@ class ResponseEncoder(ABC):
         return b""
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True):
     """A parsed request: what to generate, all of it or nothing, and the encoder of the one response.
 
     `headers` are additional headers of the response, `late_headers` those that are known when the encoder has returned
@@ -124,7 +127,7 @@ class Call(NamedTuple):
 
     @property
     def sequences(self) -> int:
-        return sum(request.sampling.n for request in self.requests)
+        return sum(map(attrgetter("sampling.n"), self.requests))
 
 
 class Reply(NamedTuple):
@@ -434,11 +437,10 @@ def error_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
     return (("Allow", error.allow),) if isinstance(error, errors.MethodNotAllowedError) else ()
 
 
-@dataclass(slots=True)
-class CollectedSequence:
+class CollectedSequence(msgspec.Struct):
     """One sequence and what was generated of it so far."""
 
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[Token] = msgspec.field(default_factory=list)
     finished: SequenceResult | None = None
 
     @property

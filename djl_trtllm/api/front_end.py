@@ -9,11 +9,11 @@ import logging
 import re
 from binascii import crc32
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from struct import pack
 
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import DEFECT, Call, Prompt, RawRequest, Reply, ResponseEncoder
@@ -230,7 +230,7 @@ def forwarded(request: RawRequest) -> RawRequest:
 def event_stream(call: Call) -> Call:
     """The call with its response inside an event stream."""
     headers = (*call.headers, ("X-Amzn-SageMaker-Content-Type", call.encoder.content_type))
-    return call._replace(encoder=EventStreamEncoder(call.encoder), headers=headers)
+    return replace(call, encoder=EventStreamEncoder(call.encoder), headers=headers)
 
 
 class EventStreamEncoder(ResponseEncoder):

@@ -9,11 +9,12 @@ import difflib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 
 from djl_trtllm.api.base import RawRequest
@@ -95,20 +96,19 @@ def ignored(*names: str) -> tuple[Parameter, ...]:
     return tuple([Parameter((name,), target=IGNORED) for name in names])
 
 
-@dataclass(slots=True)
-class Problems:
+class Problems(msgspec.Struct):
     """The problems of a request. `option.unknown_parameters` says which `unknown` names are `ignored` instead.
     `left_out` are parts of the request that are known and not used by this server.
 
     `sent` has the names that the client used, by target, for problems that are found when all values are read.
     """
 
-    invalid: list[str] = field(default_factory=list)
-    unsupported: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    invalid: list[str] = msgspec.field(default_factory=list)
+    unsupported: list[str] = msgspec.field(default_factory=list)
+    ignored: list[str] = msgspec.field(default_factory=list)
+    left_out: list[str] = msgspec.field(default_factory=list)
     unknown: UnknownParameters = UnknownParameters.REFUSE
-    sent: dict[str, str] = field(default_factory=dict, compare=False)
+    sent: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def full(self) -> bool:
@@ -260,7 +260,7 @@ def _bounded(given: Mapping[str, Any], problems: Problems, where: str) -> Iterab
     if len(given) > _MOST_MEMBERS:
         problems.invalid.append(f"there are {len(given)} names of the kind {where}: expected at most {_MOST_MEMBERS}")
         return ()
-    return ((name, raw) for name, raw in given.items() if raw is not None)
+    return [item for item in given.items() if item[1] is not None]
 
 
 def _listed(names: list[str]) -> str:

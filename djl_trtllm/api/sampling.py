@@ -263,10 +263,15 @@ GUIDES = (
 _MOST_SEQUENCES = 16
 """The most sequences of one request, `best_of` and beams included."""
 _SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
-_IMPLY_SAMPLING = [each for each in FIELDS.values() if each.trait.part_of == PartOf("do_sample", implied=True)]
 _COMPARED = ("n", "best_of", "beam_width", "max_new_tokens")
 _GREEDY = {"top_k": 1}
 """Values that do not imply sampling either: the most likely token is always the next."""
+_IMPLY_NOTHING = {
+    each.name: (each.neutral, _GREEDY.get(each.name))
+    for each in FIELDS.values()
+    if each.trait.part_of == PartOf("do_sample", implied=True)
+}
+"""The fields that imply sampling, and their values that do not."""
 
 MOST_TOKENS = 2**31 - 1
 """No request generates more tokens than this; the model's own limits are checked after tokenising."""
@@ -420,10 +425,7 @@ def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = 
     """
     chosen = {name: value for name, value in values.items() if name in _SAMPLING_FIELDS}
     if "do_sample" not in chosen:
-        chosen["do_sample"] = any(
-            chosen.get(each.name, each.neutral) not in (each.neutral, _GREEDY.get(each.name))
-            for each in _IMPLY_SAMPLING
-        )
+        chosen["do_sample"] = any(value not in _IMPLY_NOTHING.get(name, (value,)) for name, value in chosen.items())
     if chosen.get("temperature", 1.0) < GREEDY_BELOW:
         # At such a temperature, sampling always takes the most likely token.
         del chosen["temperature"]

@@ -9,9 +9,9 @@ its id is -1 if nothing was generated.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from djl_trtllm.api import parameters as kinds
@@ -30,8 +30,7 @@ PARAMETERS = (
 """The rows that LMI and TGI have in common, beside those of sampling."""
 
 
-@dataclass(slots=True)
-class Presentation:
+class Presentation(msgspec.Struct):
     """The choices that a request makes about the form of its response.
 
     `inputs` is the prompt for `details` and `return_full_text`. The response has `n` sequences, the best first.

@@ -202,7 +202,7 @@ class _Draft:
         chosen = {name: setting.origin for name, setting in self.chosen.items()}
         return Config(
             # Every value has been checked by its own type; checking all of them again costs more than the rest.
-            options=_DEFAULTS.model_copy(update=self.values),
+            options=_DEFAULTS.updated(self.values),
             origins={**_DEFAULT_ORIGINS, **chosen, **self.origins},
             user_set=frozenset(name for name, origin in chosen.items() if origin.is_user),
             warnings=tuple(self.warnings),

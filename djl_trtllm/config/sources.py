@@ -298,7 +298,7 @@ class Config:
             raise ConfigError(problems)
         return replace(
             self,
-            options=self.options.model_copy(update=checked),
+            options=self.options.updated(checked),
             origins={**self.origins, **dict.fromkeys(values, origin)},
             user_set=self.user_set | set(values) if origin.is_user else self.user_set,
         )

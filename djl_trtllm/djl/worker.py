@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import uvloop
+from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, RawRequest, ResponseEncoder
 from djl_trtllm.api.front_end import by_name, request_id, with_attributes
@@ -258,7 +259,7 @@ async def generate(service: ModelService, clients: Clients, writer: ItemWriter, 
         call = await parse_call(DEFAULT, RawRequest(read(), with_attributes(served.headers)), service.model)
         caller = clients.caller(None, served.headers, None)
         served.client = caller.label
-        call = service.with_warnings(call._replace(origin=caller.origin(served.id, served.dialect)))
+        call = service.with_warnings(replace(call, origin=caller.origin(served.id, served.dialect)))
         writer.expect(call)
         with RequestContext(served.id):
             served.generations = await service.generate(call, writer.deliver)

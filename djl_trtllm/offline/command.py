@@ -201,6 +201,8 @@ def generate_file(
         raise DjlTrtllmError(f"--out {out} is the file of the prompts: name another")
     failed = 0
     with _opened(out) as stream, closing(Runner(open_offline_model(model, {}))) as runner:
+        if out != _STANDARD and out.is_file():
+            stream.truncate(0)  # earlier results stay until the model can be run
         begun = time.monotonic()
         results = runner.run(entry.request for entry in entries)
         total, shown = len(entries), batch_progress(len(entries), lambda: runner.generated_tokens, console)
@@ -233,7 +235,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         return
     try:
-        stream = path.open("wb")
+        stream = path.open("ab")
     except OSError as error:
         raise DjlTrtllmError(f"{path} cannot be written: {error.strerror}") from None
     with stream:

@@ -40,6 +40,8 @@ STACK_PRESETS: Mapping[str, str] = _TABLE["presets"]["stack"]
 
 _DEEPEST = 50
 _MOST_VALUES = 20_000
+_MOST_CHARACTERS = 1 << 22
+"""The most characters of all values of a file, each counted with the names around it."""
 
 
 def entries(text: str) -> list[ForeignSetting]:
@@ -69,10 +71,14 @@ def compose(text: str) -> yaml.MappingNode:
         return yaml.MappingNode("tag:yaml.org,2002:map", [])
     if not isinstance(root, yaml.MappingNode):
         raise FormatError(root.start_mark.line + 1, "expected `key: value` lines")
-    for count, _ in enumerate(_walk(root, "", 0)):
+    characters = 0
+    for count, entry in enumerate(_walk(root, "", 0)):
+        characters += len(entry.name) + len(entry.value)
+        # Aliases multiply values; a few lines can have billions of them.
         if count >= _MOST_VALUES:
-            # Aliases multiply values; a few lines can have billions of them.
             raise FormatError(1, f"more than {_MOST_VALUES} values")
+        if characters > _MOST_CHARACTERS:
+            raise FormatError(1, f"more than {_MOST_CHARACTERS} characters in its values and their names")
     return root
 
 

@@ -12,12 +12,10 @@ effect gets one, and `python -m tools.options_docs` writes the pages anew.
 """
 
 import difflib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
-
-from pydantic import ConfigDict, create_model
 
 from djl_trtllm.config.options.choices import OptionTypes
 from djl_trtllm.config.options.option import Option, ValueType, as_text, option_of
@@ -103,34 +101,26 @@ OPTIONS: dict[str, DeclaredOption] = {declared.name: declared for declared in _d
 """Every option by its field name, in the order of the documents."""
 
 
-def _annotation(declared: DeclaredOption) -> Any:
-    base: Any = declared.type.base
-    own = tuple[base, ...] if declared.type.many else base
-    return _HINTS.get(declared.name, own | None if declared.type.optional else own)
-
-
 if TYPE_CHECKING:
 
     class _Values:
-        model_fields: dict[str, Any]
-
         def __init__(self, **values: Any) -> None: ...
-        def model_copy(self, *, update: dict[str, Any]) -> Any: ...
-
-        @classmethod
-        def model_validate(cls, values: dict[str, Any]) -> Any: ...
 
 else:
-    _Values = create_model(
+    _Values = make_dataclass(
         "_Values",
-        # protected_namespaces: half of the documented options begin with `model_`.
-        __config__=ConfigDict(frozen=True, extra="forbid", protected_namespaces=()),
-        **{name: (_annotation(declared), declared.default) for name, declared in OPTIONS.items()},
+        [(name, Any, field(default=each.default)) for name, each in OPTIONS.items()],
+        frozen=True,
+        kw_only=True,
     )
 
 
 class Options(_Values, OptionTypes):
     """The values of all options, typed and frozen. Made by `resolve`; where values came from is in `Config`."""
+
+    def updated(self, values: Mapping[str, Any]) -> "Options":
+        """These options with other values for some fields, which are not checked."""
+        return Options(**{**vars(self), **values})
 
     @property
     def ranks(self) -> int | None:

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-import msgspec
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, ModelContext, Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.api.dialects.lmi import dialect as lmi
@@ -56,7 +56,7 @@ class FormattedEncoder(ResponseEncoder):
     def encode(self, chunk: OutputChunk) -> bytes:
         """See `ResponseEncoder`. Raises GenerationError if the formatter raises."""
         if chunk.finished is not None and chunk.finished.error is not None:
-            tokens = self._inner.encode(msgspec.structs.replace(chunk, finished=None))
+            tokens = self._inner.encode(replace(chunk, finished=None))
             return self._format(tokens) + self._inner.error(chunk.finished.error)
         return self._format(self._inner.encode(chunk))
 
@@ -242,8 +242,8 @@ class CustomFormatters:
                 n=generation.sampling.n,
                 indexed_tokens=self.indexed_tokens,
             )
-            return call._replace(requests=(msgspec.structs.replace(generation, logprobs=True),), encoder=encoder)
-        return call._replace(encoder=FormattedEncoder(formatter, call.encoder))
+            return replace(call, requests=(replace(generation, logprobs=True),), encoder=encoder)
+        return replace(call, encoder=FormattedEncoder(formatter, call.encoder))
 
     def _call_input(self, argument: Any) -> Any:
         function = self.input_formatter

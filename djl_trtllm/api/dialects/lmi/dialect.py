@@ -75,7 +75,7 @@ def find_body(
         raise errors.InvalidRequestError(
             f"the body has '{given[0].member}', and this model is for option.task={task}: expected {named}"
         )
-    if len(members := list(dict.fromkeys([f"'{body.member}'" for body in found]))) > 1:
+    if len(found) > 1 and len(members := list(dict.fromkeys([f"'{body.member}'" for body in found]))) > 1:
         raise errors.InvalidRequestError(
             f"the body has {' and '.join(members)}: expected one of them, which are bodies of different APIs"
         )
@@ -185,7 +185,7 @@ def parse_payload(
     require_object(payload)
     call = _parse_inputs(payload, options, properties, problems)
     problems.raise_any(PREFIX)
-    return call._replace(headers=problems.headers) if problems.headers else call
+    return replace(call, headers=problems.headers) if problems.headers else call
 
 
 def require_object(payload: Any) -> None:
@@ -388,7 +388,7 @@ class Lmi(base.Dialect):
         if streamed:
             call = event_stream(call)
         if request.path in (_INVOCATIONS, _RESPONSE_STREAM):
-            call = call._replace(headers=(*call.headers, _VARIANT))
+            call = replace(call, headers=(*call.headers, _VARIANT))
         return call
 
     def read(self, payload: Any, request: base.RawRequest, model: base.ModelContext) -> base.Call:
@@ -412,7 +412,7 @@ class Lmi(base.Dialect):
         adapter = request.properties.get("x-amzn-sagemaker-adapter-identifier")
         if adapter:
             adapted = (each if each.adapter else replace(each, adapter=adapter) for each in call.requests)
-            call = call._replace(requests=tuple(adapted))
+            call = replace(call, requests=tuple(adapted))
         return call
 
     def encode_error(self, error: BaseException, options: Options) -> base.Reply:
@@ -467,9 +467,9 @@ def _of_other(
     rest = {name: value for name, value in payload.items() if name not in BESIDE_FIELDS.rows}
     with _Prefixed():
         call = dialect.parse(request.as_body(path, rest), model)
-    call = call._replace(headers=(*call.headers, *problems.headers))
+    call = replace(call, headers=(*call.headers, *problems.headers))
     option = model.options.output_formatter
     events = (named or _CHAT.get(option or "", option)) == "sse"
     if not named and (preferred := prefers_events(request.properties)) is not None:
         events = preferred
-    return call._replace(encoder=responses.LinesEncoder(call.encoder)) if call.encoder.stream and not events else call
+    return replace(call, encoder=responses.LinesEncoder(call.encoder)) if call.encoder.stream and not events else call

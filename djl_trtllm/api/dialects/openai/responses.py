@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 from msgspec.structs import replace
 
@@ -33,8 +33,7 @@ _ENDS = (FinishReason.END_TOKEN, FinishReason.STOP)
 """The reasons that `tool_calls` replaces in a choice with calls."""
 
 
-@dataclass(slots=True)
-class Response:
+class Response(msgspec.Struct):
     """The response to one request: `n` sequences for each of its `generations`.
 
     `prefix` begins its id; clients read `fingerprint` as `system_fingerprint`. With `include_usage`, and in every event
@@ -58,15 +57,15 @@ class Response:
     prompt_logprobs: bool = False
     token_ids: bool = False
     tgi: bool = False
-    id: str = field(default_factory=new_hex_id)
-    created: int = field(default_factory=lambda: int(time.time()))
-    prompts: list[str] = field(default_factory=list)
-    prompt_ids: list[list[int]] = field(default_factory=list)
+    id: str = msgspec.field(default_factory=new_hex_id)
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    prompts: list[str] = msgspec.field(default_factory=list)
+    prompt_ids: list[list[int]] = msgspec.field(default_factory=list)
     prompt_tokens: int = 0
-    cached: dict[int, int] = field(default_factory=dict)
+    cached: dict[int, int] = msgspec.field(default_factory=dict)
     generated: int = 0
     accepted: int | None = None
-    drafted: list[int | None] = field(default_factory=list)
+    drafted: list[int | None] = msgspec.field(default_factory=list)
 
     def begin(self, prompt: Prompt) -> None:
         self.prompt_tokens += prompt.length
