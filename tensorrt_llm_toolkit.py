@@ -8,6 +8,7 @@ this module. Anywhere else on the path this module finds it, and puts it in its 
 
 import importlib.util
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -27,15 +28,38 @@ _INSTEAD = {
     "generate": "`djl_trtllm.LLM(model).generate(prompts)` generates",
     "fetch": "`djl_trtllm.LLM(model).generate(prompts)` returns whole outputs, `djl-trtllm serve MODEL` streams tokens",
     "tokenizer": "`transformers.AutoTokenizer.from_pretrained(model)` is the model's tokenizer",
+    "get_python_backend_engine_path": "`djl-trtllm compile CHECKPOINT OUT` builds engines, and OUT is their folder",
 }
+_OTHERS = (
+    "of LMI's toolkit there is utils.utils.max_token_finder; `djl-trtllm compile` builds engines, `djl-trtllm serve` "
+    "serves models, and `djl_trtllm.LLM` generates in this process"
+)
 
 
-def __getattr__(name: str) -> Any:
-    if name in _INSTEAD:
-        raise ImportError(f"tensorrt_llm_toolkit.{name} is not part of djl-trtllm: {_INSTEAD[name]}")
-    raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}; of LMI's toolkit it has utils.utils.max_token_finder only"
-    )
+def _refusal(name: str) -> str:
+    return f"{name} is not part of djl-trtllm: {_INSTEAD.get(name.rpartition('.')[2], _OTHERS)}"
+
+
+def _absent(module: str, name: str) -> Any:
+    """Refuse an attribute that a module has not: with ImportError where the real toolkit is known to have it."""
+    raise (ImportError if name in _INSTEAD else AttributeError)(_refusal(f"{module}.{name}"))
+
+
+class _Absent:
+    """The last finder of `import`, which refuses the toolkit's other modules, and names that are imported from one."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith(f"{__name__}."):
+            raise ImportError(_refusal(name), name=name)
+
+
+def _module_of(name: str, **members: Any) -> ModuleType:
+    """A module that is made here; for `import` it is a package."""
+    module = ModuleType(name)
+    vars(module).update(members, __path__=[], __getattr__=partial(_absent, name))
+    sys.modules[name] = module
+    return module
 
 
 _spec = _real()
@@ -44,11 +68,11 @@ if _spec is not None and _spec.loader is not None:
     sys.modules[__name__] = _module
     _spec.loader.exec_module(_module)
 else:
-    from djl_trtllm import finder as toolkit
+    from djl_trtllm.finder import max_token_finder
 
-    __path__: "list[str]" = []  # a package for `import`, with modules that are made here
-    utils = ModuleType(f"{__name__}.utils")
-    utils.__path__ = []
-    utils.utils = toolkit  # type: ignore[attr-defined]
-    sys.modules[utils.__name__] = utils
-    sys.modules[f"{utils.__name__}.utils"] = toolkit
+    __path__: "list[str]" = []  # a package for `import`
+    __getattr__ = partial(_absent, __name__)
+    utils = _module_of(
+        f"{__name__}.utils", utils=_module_of(f"{__name__}.utils.utils", max_token_finder=max_token_finder)
+    )
+    sys.meta_path.append(_Absent)

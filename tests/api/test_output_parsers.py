@@ -135,6 +135,11 @@ def test_the_end_of_a_value_is_found(value: Any, after: str, size: int) -> None:
     raise AssertionError(text)
 
 
+def test_a_tag_outside_of_strings_breaks_a_value_off() -> None:
+    end = ValueEnd("{")
+    assert (end.find('{"a": "<", "b": <x>', 0), end.broken) == (16, True)
+
+
 def after_tag(text: str) -> Answer:
     return parse(hermes(), *f"<tool_call>{text}")
 

@@ -28,11 +28,10 @@ from djl_trtllm.api.output_parsers import OutputParser
 from djl_trtllm.api.parameters import Table
 from djl_trtllm.api.registry import DIALECTS, LMI
 from djl_trtllm.api.sampling import read_schema
-from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Guide, ImageSource, OutputChunk, Pooling, Sampling, ThinkingBudget
 from tests.api.models import EOS, FAILURE, PROMPT, PlayedModel, PlayedTokenizer, seconds, several
-from tests.support.tables import by_rows
+from tests.support.tables import by_rows, options_of
 
 TABLE = Path(__file__).with_name("requests.json")
 ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())
@@ -75,8 +74,7 @@ def respond(call: Call) -> str:
 def made_of(row: dict[str, Any]) -> dict[str, Any]:
     (dialect,) = (each for each in DIALECTS if row["path"] in each.paths)
     body = row["raw"].encode("latin-1") if "raw" in row else json.dumps(row["body"]).encode()
-    options = {name: tuple(each) if type(each) is list else each for name, each in row.get("options", {}).items()}
-    model = PlayedModel(Options(**options), tokenizer=PlayedTokenizer(row.get("template", "")))
+    model = PlayedModel(options_of(row.get("options", {})), tokenizer=PlayedTokenizer(row.get("template", "")))
     request = RawRequest(body, row.get("headers", {}), row["path"], {"model": "ensemble", "endpoint": "story"})
     try:
         call = dialect.parse(request, model)

@@ -31,7 +31,7 @@ from djl_trtllm.api.dialects.openai.responses import (
     CompletionStreamEncoder,
     Response,
 )
-from djl_trtllm.api.dialects.rerank import ScoreEncoder
+from djl_trtllm.api.dialects.rerank import RERANK, ScoreEncoder
 from djl_trtllm.api.dialects.responses import Answer, AnswerEncoder
 from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Timing
 from djl_trtllm.api.dialects.triton.dialect import parse_generate
@@ -433,6 +433,28 @@ def test_an_end_without_a_vector_is_no_result() -> None:
     assert encoder.encode(OutputChunk(0, [], ENDED)) == b""
     assert encoder.encode(OutputChunk(0, [], ENDED, generation=1, vector=score)) == b""
     assert b'"score":0.25' in encoder.encode(OutputChunk(0, [], ENDED, vector=score))
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "shown"),
+    [
+        ("/v1/rerank", {}, [(2, 0.75, None), (0, 0.5, None), (1, 0.25, None)]),
+        ("/v1/rerank", {"top_n": 2, "return_documents": True}, [(2, 0.75, {"text": "c"}), (0, 0.5, {"text": "a"})]),
+        ("/rerank", {"texts": ["a", "b", "c"]}, [(2, 0.75, None), (0, 0.5, None), (1, 0.25, None)]),
+    ],
+)
+def test_documents_are_ranked_from_the_best_one_on(path: str, more: dict[str, Any], shown: list[Any]) -> None:
+    texts = {} if "texts" in more else {"documents": ["a", "b", "c"], "return_documents": False}
+    body = orjson.dumps({"query": "q", **texts, **more})
+    call = RERANK.parse(RawRequest(body, {}, path=path), PlayedModel())
+    for place, score in enumerate((0.5, 0.25, 0.75)):
+        vector = np.float32(score).tobytes()
+        answer = call.encoder.encode(OutputChunk(0, [], ENDED, generation=place, vector=vector))
+    found = orjson.loads(answer)
+    results = found if "texts" in more else found["results"]
+    scores = [each.get("score", each.get("relevance_score")) for each in results]
+    ranked = [(each["index"], score, each.get("document")) for each, score in zip(results, scores, strict=True)]
+    assert ranked == shown
 
 
 @pytest.mark.parametrize("score", [0.1, -3.5, 1e-30, float("inf")])

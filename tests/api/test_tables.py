@@ -17,14 +17,7 @@ from djl_trtllm.api.dialects import embeddings, messages, rerank, tei, tgi, trus
 from djl_trtllm.api.dialects import responses as answers
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_FIELDS, INPUTS_PARAMETERS, VECTOR_FIELDS
 from djl_trtllm.api.dialects.openai import dialect as openai
-from djl_trtllm.api.dialects.triton.inference import (
-    BLS_INPUTS,
-    FIELDS,
-    GENERATE_FIELDS,
-    INPUTS,
-    NOT_PRODUCED,
-    OUTPUTS,
-)
+from djl_trtllm.api.dialects.triton.inference import ENSEMBLE, LLM_API, NOT_PRODUCED
 from djl_trtllm.api.openapi import (
     INTEGER,
     NULL,
@@ -71,7 +64,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "rerank": {"documents": rerank.RERANK_FIELDS, "texts": rerank.TEXTS_FIELDS, "score": rerank.SCORE_FIELDS},
     "tei": {"fields": tei.FIELDS},
     "tgi": {"fields": tgi.FIELDS, "parameters": tgi.PARAMETERS},
-    "triton": {"fields": FIELDS},
+    "triton": {"fields": ENSEMBLE.fields, "llm-api": LLM_API.fields},
     "truss": {"fields": truss.FIELDS},
 }
 
@@ -102,19 +95,18 @@ def test_the_page_names_what_is_honoured() -> None:
 
 
 def test_tritons_inputs_and_outputs_are_as_stored() -> None:
-    inputs = [
-        f"{each.name} {each.datatype} {each.dims}{' optional' * each.optional}" for each in (*INPUTS, *BLS_INPUTS)
-    ]
-    check_golden("triton-inputs", ("\n".join(inputs) + "\n").encode())
-    outputs = [f"{each.name} {each.datatype} {each.dims}" for each in OUTPUTS]
-    check_golden("triton-outputs", "\n".join([*outputs, "not produced:", *sorted(NOT_PRODUCED), ""]).encode())
-    assert (len(INPUTS), len({each.name for each in (*INPUTS, *BLS_INPUTS)})) == (34, 40)
+    for prefix, interface, count in (("triton", ENSEMBLE, 44), ("triton-llm-api", LLM_API, 22)):
+        inputs = [f"{each.name} {each.datatype} {each.dims}{' optional' * each.optional}" for each in interface.inputs]
+        check_golden(f"{prefix}-inputs", ("\n".join(inputs) + "\n").encode())
+        outputs = [f"{each.name} {each.datatype} {each.dims}" for each in interface.outputs]
+        check_golden(f"{prefix}-outputs", "\n".join([*outputs, "not produced:", *sorted(NOT_PRODUCED), ""]).encode())
+        assert len({each.name for each in interface.inputs}) == count == len(interface.inputs)
 
 
 def test_any_input_of_tritons_generate_may_be_in_a_list() -> None:
-    schema = GENERATE_FIELDS.schema()
-    assert schema["properties"].keys() == {*FIELDS.rows, "id", "parameters"}
-    assert schema["properties"]["top_k"]["anyOf"] == [FIELDS.schema()["properties"]["top_k"], {"type": "array"}]
+    schema, fields = ENSEMBLE.schema(), ENSEMBLE.fields
+    assert schema["properties"].keys() == {*fields.rows, "id", "parameters"}
+    assert schema["properties"]["top_k"]["anyOf"] == [fields.schema()["properties"]["top_k"], {"type": "array"}]
     assert schema["properties"]["id"] == {}
 
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, ModelStatus, Prompt, RawRequest
 from djl_trtllm.api.dialects.triton import description
@@ -25,22 +27,20 @@ from djl_trtllm.api.dialects.triton.dialect import (
 )
 from djl_trtllm.api.dialects.triton.inference import (
     ALWAYS,
-    MOST_ELEMENTS,
+    ENSEMBLE,
     OUTPUTS,
     BatchEncoder,
     InferenceRequest,
     SequenceOutput,
-    Tensor,
-    check_input,
-    check_outputs,
-    from_bytes,
-    from_json,
     output_tensors,
-    to_bytes,
 )
+from djl_trtllm.api.dialects.triton.tensors import MOST_ELEMENTS, Tensor, from_bytes, from_json, to_bytes
+from djl_trtllm.api.parameters import Problems
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
+from djl_trtllm.config.options.choices import TritonModel
 from djl_trtllm.errors import (
+    GenerationError,
     InvalidRequestError,
     RequestTooLargeError,
     UnknownModelError,
@@ -103,7 +103,7 @@ def test_the_configuration_says_whether_there_are_streams(decoupled: bool | None
 def test_a_part_takes_no_requests_and_says_where_to_send_them(name: str) -> None:
     for refused in (description.model_metadata, description.check_takes_requests):
         with pytest.raises(InvalidRequestError, match="send them to 'ensemble'"):
-            refused(name)
+            refused(name, PlayedModel())
     with pytest.raises(InvalidRequestError, match="send them to 'ensemble'"):
         description.model_config(name, PlayedModel())
 
@@ -161,7 +161,7 @@ def test_descriptions_are_as_stored() -> None:
     model.statistics.finished.update({FinishReason.LENGTH: 2, FinishReason.ERROR: 1})
     shown = [
         description.server_metadata()["extensions"],
-        description.model_metadata("tensorrt_llm_bls"),
+        description.model_metadata("tensorrt_llm_bls", PlayedModel()),
         description.model_config("ensemble", PlayedModel()),
         description.statistics([model]),
         description.repository_index([model, status("fable", ready=False)]),
@@ -241,7 +241,21 @@ def test_a_text_for_each_sequence_and_rows_of_equal_length() -> None:
     assert (two["batch_index"].data, two["sequence_index"].data) == ([0, 3], [1, 1])
 
 
+def test_todays_names_of_inputs_mean_the_same_as_their_older_ones() -> None:
+    def values(given: dict[str, Any]) -> tuple[Any, list[str]]:
+        problems = Problems()
+        request = ENSEMBLE.read_request(
+            {"text_input": "a", "max_tokens": 2, "temperature": 1.0, **given}, PlayedModel(), problems
+        )
+        return request.generation.sampling, problems.invalid
+
+    assert values({"seed": [7], "min_tokens": [1]}) == values({"random_seed": 7, "min_length": 1})
+    assert values({"seed": [7]})[0].seed == 7
+    assert "'seed' and 'random_seed'" in values({"random_seed": 6, "seed": 7})[1][0]
+
+
 def test_inputs_are_known_and_those_that_are_refused_are_small() -> None:
+    check_input = ENSEMBLE.check_input
     check_input("text_input", "ensemble", 10**9)
     check_input("lora_weights", "ensemble", 256)
     with pytest.raises(UnsupportedParameterError, match=r"'lora_weights' is .*register the adapter"):
@@ -257,14 +271,15 @@ def test_inputs_are_known_and_those_that_are_refused_are_small() -> None:
 
 
 def test_outputs_are_those_that_are_named_or_the_usual_ones() -> None:
-    assert check_outputs([], "ensemble") == ALWAYS
-    assert check_outputs(["batch_index", "text_output", "text_output"], "ensemble") == ("batch_index", "text_output")
+    check_outputs = partial(ENSEMBLE.check_outputs, model="ensemble", usual=ALWAYS)
+    assert check_outputs([]) == ALWAYS
+    assert check_outputs(["batch_index", "text_output", "text_output"]) == ("batch_index", "text_output")
     named = ", ".join(f"'{output.name}'" for output in OUTPUTS)
     with pytest.raises(UnsupportedParameterError, match=f"'context_logits' is not available: expected {named}$"):
-        check_outputs(["context_logits"], "ensemble")
+        check_outputs(["context_logits"])
     for name in ("hen", None, ["text_output"]):
         with pytest.raises(InvalidRequestError, match="unexpected inference output"):
-            check_outputs([name], "ensemble")
+            check_outputs([name])
 
 
 NUMBERS = {
@@ -459,3 +474,73 @@ def test_rows_of_a_batch_are_named_and_bounded() -> None:
     ):
         with pytest.raises(InvalidRequestError, match=told):
             batch(**columns)
+
+
+LLMAPI = PlayedModel(Options(triton_model=TritonModel.LLMAPI))
+FORTY = [
+    OutputChunk(0, [Token(5, "forty", -0.5, False)], None),
+    OutputChunk(
+        0, [Token(6, " two", -0.25, False)], SequenceResult(FinishReason.STOP, 2, -0.75, None, stop_sequence="#")
+    ),
+]
+
+
+def of_llm_api(body: dict[str, Any], verb: str = "generate", **options: Any) -> list[Any]:
+    """The responses of the LLM API's model to a body."""
+    model = PlayedModel(Options(triton_model=TritonModel.LLMAPI, **options))
+    path = f"/v2/models/{{model}}/{verb}"
+    call = TRITON.parse(RawRequest(orjson.dumps(body), {}, path, {"model": "tensorrt_llm"}), model)
+    call.encoder.begin(Prompt("The answer is", 3))
+    told = b"".join(call.encoder.encode(chunk) for chunk in FORTY).decode()
+    return [orjson.loads(each.removeprefix("data: ")) for each in told.split("\n\n") if each]
+
+
+def test_the_model_of_the_llm_api_is_described_and_takes_requests_where_the_ensembles_part_does_not() -> None:
+    description.check_takes_requests("tensorrt_llm", LLMAPI)
+    shown = [make("tensorrt_llm", LLMAPI) for make in (description.model_metadata, description.model_config)]
+    check_golden("triton-llm-api-descriptions", orjson.dumps(shown, option=orjson.OPT_INDENT_2))
+
+
+def test_a_whole_answer_of_the_llm_api_has_what_is_asked_for() -> None:
+    body = {"text_input": "The answer is", "sampling_param_max_tokens": 10}
+    head = {"model_name": "tensorrt_llm", "model_version": "1", "text_output": "forty two"}
+    (whole,) = of_llm_api(body)
+    assert head.items() <= whole.items() and not {"finish_reason", "cum_log_probs"} & whole.keys()
+    returned = dict.fromkeys(("return_finish_reason", "return_stop_reason", "return_cumulative_logprob"), True)
+    (whole,) = of_llm_api(body | returned)
+    reasons = {"finish_reason": "stop", "stop_reason": "#", "cumulative_logprob": -0.75}
+    assert (head | reasons).items() <= whole.items()
+    (event,) = of_llm_api(body, "generate_stream")  # no stream unless the input asks for one
+    assert head.items() <= event.items()
+
+
+def test_each_event_of_the_llm_api_has_the_text_so_far() -> None:
+    body = {"text_input": ["The answer is"], "streaming": True, "return_finish_reason": True}
+    events = of_llm_api(body, "generate_stream")
+    assert [event["text_output"] for event in events] == ["forty", "forty two"]
+    assert [event["finish_reason"] for event in events] == ["None", "stop"]
+    with pytest.raises(InvalidRequestError, match="decoupled mode"):
+        of_llm_api(body, "generate_stream", decoupled=False)
+
+
+def test_a_stream_of_the_llm_api_that_fails_has_the_last_tokens_and_the_error() -> None:
+    body = orjson.dumps({"text_input": "a", "streaming": True})
+    path, names = "/v2/models/{model}/generate_stream", {"model": "tensorrt_llm"}
+    call = TRITON.parse(RawRequest(body, {}, path, names), LLMAPI)
+    call.encoder.begin(Prompt("a", 1))
+    failed = SequenceResult(FinishReason.ERROR, 1, None, None, error=GenerationError("it failed"))
+    text, error = call.encoder.encode(replace(FORTY[0], finished=failed)).split(b"\n\n", 1)
+    assert b'"text_output":"forty"' in text and error == b'data: {"error":"it failed"}\n\n'
+    assert call.encoder.encode(OutputChunk(0, [], failed)) == error
+
+
+def test_tensors_of_the_llm_api_have_no_batch_dimension() -> None:
+    inputs = [
+        {"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["The answer is"]},
+        {"name": "sampling_param_stop", "shape": [2], "datatype": "BYTES", "data": ["#", "!"]},
+    ]
+    (whole,) = of_llm_api({"inputs": inputs}, "infer")
+    (output,) = whole["outputs"]
+    assert (output["name"], output["shape"], output["data"]) == ("text_output", [1], ["forty two"])
+    with pytest.raises(InvalidRequestError, match=r"unexpected shape .*'text_input'.* \[-1\], got \[1,1\]"):
+        of_llm_api({"inputs": [inputs[0] | {"shape": [1, 1]}]}, "infer")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2
+from msgspec.structs import replace
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from djl_trtllm.api.base import Call, Prompt
+from djl_trtllm.api.base import Call, ModelStatus, Prompt
 from djl_trtllm.api.dialects.triton import rpc
-from djl_trtllm.api.dialects.triton.inference import Tensor, to_bytes
 from djl_trtllm.api.dialects.triton.rpc import (
     ModelInferRequest,
     ModelInferResponse,
@@ -21,12 +21,16 @@ from djl_trtllm.api.dialects.triton.rpc import (
     parse_rpc,
     require_little_work,
 )
+from djl_trtllm.api.dialects.triton.tensors import Tensor, to_bytes
+from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
-from djl_trtllm.errors import GenerationError, InvalidRequestError
+from djl_trtllm.config.options.choices import TritonModel
+from djl_trtllm.errors import GenerationError, InvalidRequestError, UnknownModelError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.api.models import PlayedModel
 from tests.support.tables import by_rows
 
+SERVED = rpc.TritonRpc()
 PROMPT = Tensor("text_input", "BYTES", (1, 1), ["once"])
 COUNT = Tensor("max_tokens", "UINT32", (1, 1), [4])
 STREAM = Tensor("stream", "BOOL", (1, 1), [True])
@@ -113,7 +117,7 @@ def test_a_seeded_request_that_went_on_says_so_in_a_parameter(last: str, streams
     encoder.begin(Prompt("once", 1))
     ended = chunk(last, ends=True)
     assert ended.finished is not None
-    reseeded = OutputChunk(0, ended.tokens, ended.finished._replace(reseeded=True), 0)
+    reseeded = OutputChunk(0, ended.tokens, replace(ended.finished, reseeded=True), 0)
     sent = [data for data in (encoder.encode(chunk("a")), encoder.encode(reseeded)) if data]
     read = [read_stream(data).infer_response if streams else ModelInferResponse.FromString(data) for data in sent]
     assert ["reseeded" in response.parameters for response in read] == [False] * streams + [True]
@@ -291,9 +295,8 @@ def test_methods_are_those_of_tritons_client() -> None:
     known = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
     assert known.full_name == rpc.SERVICE
     (service,) = ours().service
-    served = rpc.TritonRpc()
-    assert {method.name for method in service.method} == {served.unary, served.stream, *served.pages}
-    assert {*known.methods_by_name} == {*served.refused, *(method.name for method in service.method)}
+    assert {method.name for method in service.method} == {SERVED.unary, SERVED.stream, *SERVED.pages}
+    assert {*known.methods_by_name} == {*SERVED.refused, *(method.name for method in service.method)}
     for method in service.method:
         original = known.methods_by_name[method.name]
         assert method.input_type == f".{original.input_type.full_name}"
@@ -396,3 +399,79 @@ def test_what_is_damaged_is_left_to_the_parser(end: bytes) -> None:
 def test_other_fields_are_refused(wire: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"a field has wire type {wire}"):
         check(bytes([8 | wire]) * LARGE)
+
+
+class PlayedLookup:
+    """The models of a server: one that is ready, and one that is loading."""
+
+    def all(self) -> list[ModelStatus]:
+        return [
+            ModelStatus("story", True, PlayedModel(), Statistics()),
+            ModelStatus("fable", False, None, Statistics()),
+        ]
+
+    def find(self, name: str) -> ModelStatus:
+        found = {each.name: each for each in self.all()}.get(name)
+        if found is None:
+            raise UnknownModelError(f"no model {name!r}", name=name)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "read"),
+    [
+        ("ServerLive", {}, lambda found: found.live is True),
+        ("ServerReady", {}, lambda found: found.ready is False),
+        ("ServerMetadata", {}, lambda found: found.name == "djl-trtllm" and found.extensions),
+        ("ModelReady", {"name": "story"}, lambda found: found.ready is True),
+        ("ModelReady", {"name": "fable"}, lambda found: found.ready is False),
+        ("ModelReady", {"name": "hen"}, lambda found: found.ready is False),
+        ("ModelMetadata", {"name": "story"}, lambda found: found.inputs[0].datatype == "BYTES"),
+        ("ModelConfig", {"name": "story"}, lambda found: found.config.max_batch_size > 0),
+        ("ModelStatistics", {"name": "story"}, lambda found: [each.name for each in found.model_stats] == ["story"]),
+        ("ModelStatistics", {}, lambda found: {each.name for each in found.model_stats} == {"story", "fable"}),
+        ("RepositoryIndex", {}, lambda found: {"story", "fable"} <= {each.name for each in found.models}),
+        ("RepositoryIndex", {"ready": True}, lambda found: "fable" not in {each.name for each in found.models}),
+    ],
+)
+def test_each_page_is_a_message_of_tritons_client(method: str, asked: dict[str, Any], read: Any) -> None:
+    message = getattr(service_pb2, f"{method}Request")(**asked).SerializeToString()
+    found = getattr(service_pb2, f"{method}Response").FromString(SERVED.page(method, message, PlayedLookup()))
+    assert read(found)
+
+
+def test_a_page_is_asked_for_by_a_small_valid_message_that_names_a_version_that_is_here() -> None:
+    for message, error in (
+        (b"\xff", "not a valid inference.ModelConfigRequest"),
+        (b"x" * 100_000, "has 100000 bytes"),
+        (service_pb2.ModelConfigRequest(name="story", version="2").SerializeToString(), "no version '2'"),
+        (service_pb2.ModelConfigRequest(name="hen").SerializeToString(), "no model 'hen'"),
+    ):
+        with pytest.raises((InvalidRequestError, UnknownModelError), match=error):
+            SERVED.page("ModelConfig", message, PlayedLookup())
+
+
+def test_an_error_ends_a_stream_where_its_client_asks_for_grpcs_errors() -> None:
+    for metadata, ends in ({"triton_grpc_error": "true"}, True), ({"triton_grpc_error": "false"}, False), ({}, False):
+        assert SERVED.error_ends_stream(metadata) is ends
+
+
+def test_a_stream_of_the_llm_api_has_the_text_so_far_in_each_response() -> None:
+    tensors = (
+        Tensor("text_input", "BYTES", (1,), ["once"]),
+        Tensor("streaming", "BOOL", (1,), [True]),
+        Tensor("return_finish_reason", "BOOL", (1,), [True]),
+    )
+    call = parse(request(*tensors), streams=True, triton_model=TritonModel.LLMAPI)
+    call.encoder.begin(Prompt("once", 1))
+    messages = [call.encoder.encode(each) for each in (chunk(" upon"), chunk(" a time", ends=True))]
+    found = [outputs(ModelStreamInferResponse.FromString(message).infer_response) for message in messages]
+    texts, reasons = ([b"\5\0\0\0 upon", b"\14\0\0\0 upon a time"], [b"\4\0\0\0None", b"\6\0\0\0length"])
+    assert found == [
+        {"text_output": ([1], text), "finish_reason": ([1], reason)}
+        for text, reason in zip(texts, reasons, strict=True)
+    ]
+    failed = GenerationError("it failed")
+    last = ModelStreamInferResponse.FromString(call.encoder.encode(chunk(" a wolf", error=failed))).infer_response
+    assert outputs(last)["text_output"] == ([1], b"\23\0\0\0 upon a time a wolf")
+    assert call.encoder.encode(chunk("", error=failed)) == b""

@@ -221,6 +221,9 @@ def test_a_line_may_have_ids_a_length_and_parameters_of_its_request(tmp_path: Pa
     assert (ids.ids, ids.parameters) == ([0, 4], {"seed": 1})
     assert len(length.text.split()) == 20
     assert (both.ids, both.text, both.tokens) == ([5], "five", 0)
+    file.write_text('{"prompt_tokens": 1}\n')
+    (one,) = islice(of_file(file, 9, random.Random(1)), 1)
+    assert one.text
 
 
 @pytest.mark.parametrize(("api", "field"), [("completions", "prompt"), ("lmi", "inputs"), ("chat", "messages")])

@@ -27,6 +27,9 @@ def against(answer: Answer, use: Callable[[Client, int], Awaitable[object]], tim
     asyncio.run(main())
 
 
+CLOSED = "connection closed during the response"
+
+
 async def ask(client: Client) -> tuple[int, Stream]:
     stream = Stream(clock())
     status = await client.send(client.target.request("/v1/x", b"{}"), EventReader(stream))
@@ -89,12 +92,13 @@ def test_a_client_that_ends_leaves_no_connection_open(ended: str) -> None:
     ("response", "closes", "expected"),
     [
         (whole(429, b"the queue is full"), False, (429, "HTTP 429", "the queue is full", 0)),
-        (HEAD + chunked(*usage_events(2)), True, (200, "connection closed during the response", "", 2)),
+        (HEAD + chunked(*usage_events(2)), True, (200, CLOSED, "", 2)),
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b"".join(usage_events(2)), True, (200, None, "", 2)),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n" + b"".join(usage_events(2)), True, (200, CLOSED, "", 2)),
         (HEAD + chunked(*usage_events(1)), False, (200, "no end within 0.2 s", "", 1)),
         (b"SSH-2.0-OpenSSH\r\n\r\n", False, (0, "not HTTP", "", 0)),
     ],
-    ids=["an error", "closed in mid-stream", "ended by its connection", "no end", "not HTTP"],
+    ids=["an error", "closed in mid-stream", "ended by its connection", "cut", "no end", "not HTTP"],
 )
 def test_how_a_response_ends_is_known(
     response: bytes, closes: bool, expected: tuple[int, str | None, str, int]
@@ -209,6 +213,7 @@ ESCAPED = b'{"token":{"id":1,"text":"{\\"token\\": 2}"}}\n'
         (TokenReader, (b'{"token":{"error_msg":"no"}}\n',), {}, Counted.EVENTS),
         (EventReader, (event("", 0), event("a", 1), event("bcd", 4), last(5)), {1: 1, 2: 3, 3: 1}, Counted.USAGE),
         (EventReader, (event("a", 1) + event("b", 2), event("c", 3)), {0: 2, 1: 1}, Counted.USAGE),
+        (EventReader, (event("a", 1), event("", 1), event("b", 2)), {0: 1, 2: 1}, Counted.USAGE),
         (EventReader, (ROLE, event("a"), event("b"), last(2)), {1: 1, 2: 1}, Counted.EACH),
         (EventReader, (event("a"), event("b"), last(5)), {0: 2, 1: 3}, Counted.TOTAL),
         (EventReader, (event("a"), event("b"), last(0)), {0: 1, 1: 1}, Counted.EVENTS),
@@ -236,6 +241,7 @@ def test_without_usage_the_requested_length_is_the_count_where_it_is_known() -> 
     pieces = of_event('"text_output":"a"'), of_event('"text_output":"b"')
     stream = read(EventReader(Stream(0.0, requested=8)), *pieces)
     assert (list(stream.counts), stream.counted) == ([4, 4], Counted.REQUESTED)
+    assert read(EventReader(Stream(0.0, requested=8)), b": comment\n\n").tokens == 0
 
 
 @by_rows(

@@ -70,6 +70,23 @@ def test_prompts_of_one_length_fill_an_iteration_whatever_they_are_rounded_up_to
     assert len(next_batch(waiting, 1024, of_eight)) == 1024 // of_eight(tokens)
 
 
+@by_rows(
+    ("lengths", "taken"),
+    [
+        ((16, 24, 40), [16, 24]),
+        ((40, 8, 16, 32), [32, 40]),  # from 40 down: 16 is too short to be computed as 40
+        ((24, 8, 16, 32), [24, 32]),  # of equally near ones the longer
+        ((24, 8, 16, 40), [16, 24]),
+        ((48, 32), [48]),  # both would be 96 tokens
+    ],
+)
+def test_the_first_request_takes_those_of_the_nearest_lengths_with_it(
+    lengths: tuple[int, ...], taken: list[int]
+) -> None:
+    waiting = [request(number, tokens) for number, tokens in enumerate(lengths)]
+    assert [len(each.prompt_ids) for each in next_batch(waiting, 80, of_eight)] == taken
+
+
 def test_requests_of_like_lengths_share_an_iteration() -> None:
     executor = Lengths()
     for number, tokens in enumerate((4, 60, 4, 5, 58, 4)):

@@ -120,7 +120,7 @@ def test_a_websocket(served: Server, texts: dict[tuple[str, bool], str], samplin
 
 schemathesis = pytest.importorskip("schemathesis")
 
-EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "10"))
 
 OWN = [(method.lower(), path) for method, path in map(str.split, OPERATIONS)]
 # Other paths of the same tables, of SageMaker's for one, are read by the same code.

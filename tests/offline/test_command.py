@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
@@ -139,6 +140,15 @@ def test_files_that_cannot_be_used_are_named(missing: Path, tmp_path: Path) -> N
     result = generate(missing, prompts, "--out", str(prompts))
     assert (result.exit_code, "is the file of the prompts" in result.stderr) == (1, True)
     assert prompts.read_text() == "a wolf"
+
+
+def test_earlier_results_stay_where_the_model_cannot_be_loaded(missing: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("earlier results " * 100)
+    result = generate(missing, "-", "--out", str(out), stdin="a wolf")
+    assert (result.exit_code, out.read_text()) == (1, "earlier results " * 100)
+    assert generate(model, "-", "--out", str(out), stdin="a wolf").exit_code == 0
+    assert [line["prompt"] for line in lines_of(out.read_text())] == ["a wolf"]
 
 
 def test_a_model_that_cannot_run_is_status_1(missing: Path, tmp_path: Path) -> None:
@@ -274,7 +284,7 @@ def test_wrong_parameters_of_all_lines_are_refused_without_a_line() -> None:
 
 
 DONE = SequenceResult(FinishReason.END_TOKEN, 2, None, None)
-BROKEN = DONE._replace(reason=FinishReason.ERROR, error=GenerationError("broken"))
+BROKEN = replace(DONE, reason=FinishReason.ERROR, error=GenerationError("broken"))
 
 
 @pytest.mark.parametrize(

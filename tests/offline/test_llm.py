@@ -433,7 +433,7 @@ def test_no_other_name_is(name: str) -> None:
 
 def test_what_is_not_of_the_api_does_not_load_it() -> None:
     program = (
-        "import sys, djl_trtllm\n"
+        "import sys, djl_trtllm.cli\n"
         "from djl_trtllm import errors, __version__\n"
         "hasattr(djl_trtllm, 'nothing')\n"
         "assert 'djl_trtllm.offline' not in sys.modules"

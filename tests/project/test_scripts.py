@@ -94,11 +94,12 @@ def test_ci_runs_no_test_of_what_fails_a_check(failing: str, calls: int, tmp_pat
 def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_one.py").write_text(f"import os\ndef test_it():\n    {end}\n")
-    options = ("-n", "2", "--max-worker-restart=0", "-p", "tests.support.processes", "-p", "no:randomly")
+    # Plugins of other packages would take seconds to load in both processes.
+    options = ("-n", "1", "--max-worker-restart=0", "-p", "xdist", "-p", "tests.support.processes")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
     )

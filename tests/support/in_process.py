@@ -27,7 +27,7 @@ from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor, ScriptedPoolingExecutor
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.sequence import RequestState
-from djl_trtllm.config import Backend, Config, Options, Task
+from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
@@ -37,6 +37,7 @@ from djl_trtllm.service.model import Model, Texts
 from djl_trtllm.service.work import Calls
 from tests.support import models
 from tests.support.steps import Delta, step_of
+from tests.support.tables import options_of
 
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
 
@@ -47,7 +48,7 @@ _PID = 4000
 def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **options: Any) -> Model:
     """A model for played hosts, named `story`. `options` are fields of `Options`; `script` is the executor's script."""
     start = Start(models.SCRIPTED, options.pop("script", {}))
-    config = Config(Options(**options))
+    config = Config(options_of(options))
     if config.options.task in (Task.EMBED, Task.SCORE):
         bounds = {"max_sequences": 8, "max_seq_len": 512, "max_num_tokens": 1024}
         start = Start(models.SCRIPTED_POOLING, {"task": config.options.task.value, "script": start.options, **bounds})

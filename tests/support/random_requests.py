@@ -196,7 +196,7 @@ FORMS = {
     "tgi": Form(("/", "/generate_stream"), tgi.PARAMETERS, "inputs", parameters=True),
     "messages": Form(("/v1/messages",) * 2, messages.FIELDS, "messages"),
     "responses": Form(("/v1/responses",) * 2, responses.FIELDS, "input"),
-    "generate": Form(_GENERATE, triton.FIELDS, "text_input"),
+    "generate": Form(_GENERATE, triton.ENSEMBLE.fields, "text_input"),
     "truss": Form(("/predict", "/predict"), truss.FIELDS, "prompt"),
 }
 POOLED = {

@@ -158,6 +158,15 @@ def _is_free(port: int) -> bool:
     return True
 
 
+def sum_of(page: str, name: str, **labels: str) -> float:
+    """Sum of the samples on a page of metrics: those of `djl_trtllm_NAME` that have these labels."""
+    # A metric that is not there is not 0.
+    assert f"# TYPE djl_trtllm_{re.sub('_(sum|count)$', '', name)} " in page, f"there is no metric {name}"
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    samples = re.findall(rf"^djl_trtllm_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for given, value in samples if all(label in given for label in wanted))
+
+
 class Server(Reachable):
     """A server's process, what it says, and clients of it. Its folder has its log and, unless given, its cache."""
 
@@ -232,12 +241,7 @@ class Server(Reachable):
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of the metric `djl_trtllm_NAME` that have these labels."""
-        page = self.http.get("/metrics").text
-        # A metric that is not there is not 0.
-        assert f"# TYPE djl_trtllm_{re.sub('_(sum|count)$', '', name)} " in page, f"there is no metric {name}"
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        samples = re.findall(rf"^djl_trtllm_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
-        return sum(float(value) for given, value in samples if all(label in given for label in wanted))
+        return sum_of(self.http.get("/metrics").text, name, **labels)
 
     def finished(self, reason: str) -> float:
         """How many sequences have ended so."""
@@ -245,7 +249,8 @@ class Server(Reachable):
 
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return self.metric("waiting") == self.metric("running") == 0
+        page = self.http.get("/metrics").text
+        return sum_of(page, "waiting") == sum_of(page, "running") == 0
 
     def hosts(self) -> list[psutil.Process]:
         """The engine processes of this server."""

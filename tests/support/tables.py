@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from djl_trtllm.config import Options
+from djl_trtllm.config.options import OPTIONS
 from tests.support.virtual_time import run
 
 Test = TypeVar("Test", bound=Callable[..., object])
@@ -104,3 +106,10 @@ def table(module: str, name: str, **places: object) -> Any:
 @functools.cache
 def _file(folder: Path) -> bytes:
     return (folder / "tables.json").read_bytes()
+
+
+def options_of(row: Mapping[str, Any]) -> Options:
+    """Options by field: texts and lists, as JSON has them, become values of the options' types."""
+    plain = {name: value for name, value in row.items() if isinstance(value, str | list)}
+    typed = {name: OPTIONS[name].type.check(value, OPTIONS[name].option) for name, value in plain.items()}
+    return Options(**{**row, **typed})

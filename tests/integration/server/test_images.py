@@ -23,7 +23,7 @@ from tests.support.vision import chunk, data_url, encoded, image_part, picture, 
 
 pytestmark = pytest.mark.slow
 
-COUNT, SEED = int(os.environ.get("RANDOM_REQUESTS", "1000")), int(os.environ.get("RANDOM_SEED", "0"))
+COUNT, SEED = int(os.environ.get("RANDOM_REQUESTS", "300")), int(os.environ.get("RANDOM_SEED", "0"))
 AT_ONCE = 16
 MEGABYTES_MORE = 32
 """Megabytes by which the server's memory may grow after a third of the requests."""

@@ -29,7 +29,7 @@ from tests.support.processes import wait_until
 from tests.support.random_requests import ADAPTER, FORMS, MOST_TOKENS, POOLED, RandomRequest, random_request
 from tests.support.server import Server, serving
 
-STREAMS = 32
+STREAMS = 16
 AT_ONCE = 96
 PLACES = 128
 QUEUE = 16 * AT_ONCE

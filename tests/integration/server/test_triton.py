@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import tritonclient.grpc as over_grpc
 import tritonclient.grpc.aio as over_grpc_aio
@@ -24,7 +25,7 @@ from djl_trtllm.model import Tokenizer
 from tests.integration.server.conftest import make_model, make_paced_model
 from tests.server.test_grpc import TABLE
 from tests.support.dialects import prompt_tensors, tensor
-from tests.support.models import PROMPT, scripted_model
+from tests.support.models import PROMPT, scripted_model, tensorrt_llm_model
 from tests.support.processes import PATIENCE, wait_until
 from tests.support.server import Server, free_port, running, serving
 from tests.support.tables import by_table
@@ -133,7 +134,7 @@ def test_the_server_and_its_models_describe_themselves(client: Any, protocol: st
         assert client.is_model_ready(name) and client.is_model_ready(name, "1")
     assert not client.is_model_ready("hen") and not client.is_model_ready("ensemble", "2")
     assert client.get_server_metadata(**how)["name"] == "djl-trtllm"
-    assert len(client.get_model_metadata("ensemble", **how)["inputs"]) == 34
+    assert len(client.get_model_metadata("ensemble", **how)["inputs"]) == 38
     described = client.get_model_config("ensemble", **how)
     assert described.get("config", described)["model_transaction_policy"] == {"decoupled": True}
     index = client.get_model_repository_index(**how)
@@ -405,3 +406,75 @@ def test_the_script_of_the_workflow_does_the_same(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     with running(Server(repository(tmp_path), {"PATH": path}, program=(str(program),))) as server:
         assert TABLE in "\n".join(line.strip() for line in server.log)
+
+
+LLM_API_CONFIG = """
+name: "tensorrt_llm"
+backend: "python"
+instance_group [ { count: 1 kind: KIND_CPU } ]
+"""
+LLM_API_MODEL = """
+model: MODEL
+backend: "pytorch"
+tensor_parallel_size: 1
+kv_cache_config:
+  enable_block_reuse: false
+triton_config:
+  max_batch_size: 0
+  decoupled: true
+"""
+LLM_API_CURL = """curl -s -X POST localhost:8000/v2/models/tensorrt_llm/generate -d '{"text_input": "What is machine \
+learning?", "sampling_param_max_tokens": 10, "return_finish_reason": true}'"""
+
+
+def unbatched(triton: Any, text: str, tokens: int, *, stream: bool = False) -> list[Any]:
+    """The inputs of the LLM API's model, which have no batch dimension."""
+    made = []
+    for name, values, datatype in (
+        ("text_input", [text.encode()], "BYTES"),
+        ("sampling_param_max_tokens", [tokens], "INT32"),
+        ("streaming", [stream], "BOOL"),
+    ):
+        kinds = {"BYTES": np.object_, "INT32": np.int32, "BOOL": np.bool_}
+        made.append(triton.InferInput(name, [1], datatype))
+        made[-1].set_data_from_numpy(np.array(values, kinds[datatype]))
+    return made
+
+
+@needs_curl
+def test_a_repository_of_the_llm_api_is_served_to_curl_and_tritons_clients(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    model, environ = tensorrt_llm_model(tmp_path / "checkpoint")
+    version = tmp_path / "repository" / "tensorrt_llm" / "1"
+    version.mkdir(parents=True)
+    (version.parent / "config.pbtxt").write_text(LLM_API_CONFIG)
+    (version / "model.yaml").write_text(LLM_API_MODEL.replace("MODEL", str(model)))
+    address = f"127.0.0.1:{free_port()}"
+    environ |= {"SERVING_TRITON_GRPC_PORT": address.rpartition(":")[2]}
+    environ |= dict.fromkeys(("SERVING_TRITON_HTTP_PORT", "SERVING_TRITON_METRICS_PORT"), "0")
+    with serving(version.parent.parent, **environ) as server:
+        answer = json.loads(shell(server, LLM_API_CURL))
+        text = expected(tokenizer, 10, "What is machine learning?")
+        assert answer == {
+            "finish_reason": "length",
+            "model_name": "tensorrt_llm",
+            "model_version": "1",
+            "text_output": text,
+        }
+        body = {"text_input": PROMPT, "sampling_param_max_tokens": 3, "streaming": True}
+        with httpx.stream("POST", f"{server.url}/v2/models/tensorrt_llm/generate_stream", json=body) as response:
+            events = [json.loads(line[6:])["text_output"] for line in response.iter_lines() if line]
+        assert events[-1] == expected(tokenizer, 3) and all(events[-1].startswith(event) for event in events)
+        with over_http.InferenceServerClient(server.url.removeprefix("http://")) as client:
+            whole = client.infer("tensorrt_llm", unbatched(over_http, PROMPT, 5))
+            assert text_of(whole) == expected(tokenizer, 5)
+            assert client.get_model_config("tensorrt_llm")["max_batch_size"] == 0
+        results: queue.Queue[Any] = queue.Queue()
+        with over_grpc.InferenceServerClient(address) as rpc:
+            rpc.start_stream(lambda result, error: results.put(error or result))
+            rpc.async_stream_infer("tensorrt_llm", unbatched(over_grpc, PROMPT, 3, stream=True))
+            found = [text_of(results.get(timeout=PATIENCE))]
+            while found[-1] != expected(tokenizer, 3):
+                found.append(text_of(results.get(timeout=PATIENCE)))
+            rpc.stop_stream()
