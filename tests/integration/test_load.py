@@ -192,7 +192,9 @@ def test_every_request_that_is_not_cancelled_ends_with_its_sequential_answer(
         assert answer.token_ids == sequential[at].token_ids
     assert tight.finished("error") == 0
     assert tight.finished("cancelled") > 0
-    assert tight.metric("finished_total") - finished == REQUESTS == tight.metric("requests_total") - asked
+    # A client that leaves as soon as its request is sent may reset the connection before the server reads it.
+    came = tight.metric("requests_total") - asked
+    assert REQUESTS - leaving.count(0) <= came == tight.metric("finished_total") - finished <= REQUESTS
     assert tight.metric("reused_prompt_tokens_total") > 0
 
 
