@@ -6,13 +6,12 @@ import pkgutil
 from collections.abc import Iterator
 
 from djl_trtllm.api.base import Dialect
-from djl_trtllm.api.dialects.embeddings import EMBEDDINGS
+from djl_trtllm.api.dialects.embeddings import EMBEDDINGS, TEI
 from djl_trtllm.api.dialects.lmi.dialect import Body, Lmi
 from djl_trtllm.api.dialects.messages import MESSAGES
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
 from djl_trtllm.api.dialects.rerank import RERANK
 from djl_trtllm.api.dialects.responses import RESPONSES
-from djl_trtllm.api.dialects.tei import TEI
 from djl_trtllm.api.dialects.tgi import TGI
 from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.dialects.truss import TRUSS

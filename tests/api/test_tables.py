@@ -13,7 +13,7 @@ import orjson
 from djl_trtllm import errors
 from djl_trtllm.api.base import Dialect, Operation, RawRequest
 from djl_trtllm.api.chat import TOOLS
-from djl_trtllm.api.dialects import embeddings, messages, rerank, tei, tgi, truss
+from djl_trtllm.api.dialects import embeddings, messages, rerank, tgi, truss
 from djl_trtllm.api.dialects import responses as answers
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_FIELDS, INPUTS_PARAMETERS, VECTOR_FIELDS
 from djl_trtllm.api.dialects.openai import dialect as openai
@@ -62,7 +62,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "responses": {"response": answers.FIELDS, "text": answers.TEXT, "reasoning": answers.REASONING},
     "embeddings": {"fields": embeddings.FIELDS},
     "rerank": {"documents": rerank.RERANK_FIELDS, "texts": rerank.TEXTS_FIELDS, "score": rerank.SCORE_FIELDS},
-    "tei": {"fields": tei.FIELDS},
+    "tei": {"fields": embeddings.TEI_FIELDS},
     "tgi": {"fields": tgi.FIELDS, "parameters": tgi.PARAMETERS},
     "triton": {"fields": ENSEMBLE.fields, "llm-api": LLM_API.fields},
     "truss": {"fields": truss.FIELDS},

@@ -16,10 +16,9 @@ import pytest
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from djl_trtllm.api.dialects.embeddings import EMBEDDINGS
+from djl_trtllm.api.dialects.embeddings import EMBEDDINGS, TEI
 from djl_trtllm.api.dialects.lmi.dialect import Lmi
 from djl_trtllm.api.dialects.rerank import RERANK
-from djl_trtllm.api.dialects.tei import TEI
 from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.openapi import describe, document
 from djl_trtllm.api.registry import DIALECTS

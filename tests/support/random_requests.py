@@ -12,7 +12,6 @@ from djl_trtllm.api.dialects import embeddings as embeddings
 from djl_trtllm.api.dialects import messages as messages
 from djl_trtllm.api.dialects import rerank as rerank
 from djl_trtllm.api.dialects import responses as responses
-from djl_trtllm.api.dialects import tei as tei
 from djl_trtllm.api.dialects import tgi as tgi
 from djl_trtllm.api.dialects import truss as truss
 from djl_trtllm.api.dialects.lmi import dialect as lmi
@@ -204,7 +203,7 @@ POOLED = {
     "rerank": Form(("/v1/rerank", "/v2/rerank"), rerank.RERANK_FIELDS, "query", texts="documents"),
     "texts": Form(("/rerank",) * 2, rerank.TEXTS_FIELDS, "query", texts="texts"),
     "score": Form(("/score", "/v1/score"), rerank.SCORE_FIELDS, "text_1", texts="text_2"),
-    "tei": Form(("/embed",) * 2, tei.FIELDS, "inputs", texts="inputs"),
+    "tei": Form(("/embed",) * 2, embeddings.TEI_FIELDS, "inputs", texts="inputs"),
 }
 """The forms for models that embed or score."""
 _OFTEN = [*FORMS, "inputs", "inputs", "inputs", "chat"]

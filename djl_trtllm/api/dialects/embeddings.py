@@ -1,4 +1,9 @@
-"""OpenAI's embeddings, with the parameters that vLLM adds (`vllm/entrypoints/pooling/embed/protocol.py`)."""
+"""Vectors of texts: OpenAI's `/v1/embeddings`, and `/embed` of Text Embeddings Inference.
+
+OpenAI's has the parameters that vLLM adds (`vllm/entrypoints/pooling/embed/protocol.py`). The source of the other is
+`router/src/http/types.rs` and `server.rs`; its clients are LlamaIndex's `TextEmbeddingsInference` and huggingface_hub's
+`feature_extraction`. Its `/rerank` has the address of vLLM's (`rerank.py`).
+"""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -6,16 +11,20 @@ from types import MappingProxyType
 
 import orjson
 
+from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api.families import OPENAI_PREFIXES, OpenAiLike
+from djl_trtllm.api.families import OPENAI_PREFIXES, HuggingFaceLike, OpenAiLike
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, read_object
 from djl_trtllm.api.pooling import (
     COMMON,
     DIMENSIONS,
     MOST_TEXTS,
+    OF_HUGGING_FACE,
+    TEXTS,
     PooledEncoder,
+    VectorsEncoder,
     joined,
     pooled,
     vector_json,
@@ -76,3 +85,38 @@ class Embeddings(OpenAiLike):
 
 
 EMBEDDINGS = Embeddings()
+
+
+TEI_FIELDS = Table(
+    OF_HUGGING_FACE,
+    (
+        Parameter(("inputs",), TEXTS, "texts"),
+        Parameter(("normalize",), kinds.BOOLEAN, "activate"),
+        DIMENSIONS,
+        Parameter(("prompt_name",), advice="put the prompt before the text"),
+        Parameter(("model",), kinds.TEXT, IGNORED),
+    ),
+    required=("inputs",),
+)
+"""The body of `/embed`."""
+
+
+class Tei(HuggingFaceLike):
+    """`/embed`."""
+
+    title = "Text Embeddings Inference (TEI)"
+    paths = ("/embed",)
+    statuses = MappingProxyType({**HuggingFaceLike.statuses, errors.UnsupportedTaskError: 424})
+    tables = dict.fromkeys(paths, (TEI_FIELDS,))
+    descriptions = read_operations("tei.toml")
+
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
+        payload, problems = read_object(request, "inputs"), Problems.of(model.options)
+        values = TEI_FIELDS.read(payload, problems, "field")
+        if "texts" not in values and not problems.invalid:
+            problems.invalid.append("'inputs' is missing: expected a text or a list of texts")
+        requests = pooled("embed", values.get("texts", ()), {"activate": True, **values}, model, problems)
+        return base.Call(requests, VectorsEncoder(len(requests)), problems.headers)
+
+
+TEI = Tei()

@@ -16,16 +16,16 @@ import re
 import secrets
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from djl_trtllm.backends.json_grammar import GUIDE_PROGRAM, guide_arguments
-from djl_trtllm.backends.vllm.image_prompts import ImagePrompts
 from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.executor import images
 from djl_trtllm.executor.gated import WAIT_SECONDS, GatedExecutor
 from djl_trtllm.executor.protocol import (
     GUIDES,
@@ -44,6 +44,7 @@ from djl_trtllm.executor.ranks import Ranks
 from djl_trtllm.request import Adapter, FinishReason
 
 if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
     from vllm import SamplingParams
 
 RANKS = "vLLM", r"VllmWorker-(\d+)"
@@ -163,6 +164,52 @@ def described(engine: Any) -> dict[str, Any]:
         "device": str(engine.vllm_config.device_config.device_type),
         "precision": str(engine.vllm_config.model_config.dtype).removeprefix("torch."),
     }
+
+
+class ImagePrompts(images.ImagePrompts):
+    """Prompts with images: vLLM takes ids with one placeholder for each image, and pixels. `engine` is its LLMEngine.
+
+    vLLM keeps processed images, in a cache of `mm_processor_cache_gb`, and what its encoder makes of them, by the names
+    that they get here: those of a file's content and of the prompt's salt, as in the prefix cache.
+    """
+
+    def __init__(self, directory: Path, engine: Any) -> None:
+        super().__init__(directory)
+        self._renderer = engine.input_processor.renderer
+        self._empty = engine.reset_mm_cache
+
+    def prompt(self, request: Submit, pictures: Sequence[Picture]) -> dict[str, Any]:
+        """The prompt as vLLM's input processor takes it. Raises ValueError, and what vLLM raises."""
+        given: dict[str, Any] = {
+            "prompt_token_ids": self.collapsed(request),
+            "multi_modal_data": {"image": pictures},
+            "multi_modal_uuids": {"image": self.names(request)},
+        }
+        if request.cache_salt:
+            given["cache_salt"] = request.cache_salt
+        rendered: dict[str, Any]
+        try:
+            (rendered,) = self._renderer.render_cmpl([given])
+        except Exception:
+            self._empty()  # it is not known how far vLLM came
+            raise
+        if rendered["prompt_token_ids"] != list(request.prompt_ids):
+            self.forget(rendered)
+            raise ValueError("vLLM's processor makes other tokens of its images than the server has counted")
+        return rendered
+
+    def forget(self, prompt: Mapping[str, Any]) -> None:
+        """Take the images of a prompt out of vLLM's cache: its request ended between `prompt` and `add_request`.
+
+        vLLM keeps one half of the cache for each, and they have to see the same images. A version that cannot take out
+        one image loses all.
+        """
+        invalidate = getattr(getattr(self._renderer, "mm_processor_cache", None), "invalidate", None)
+        if invalidate is None:
+            self._empty()
+        else:
+            for name in prompt.get("mm_hashes", {}).get("image", ()):
+                invalidate(name)
 
 
 class VllmExecutor(GatedExecutor):
