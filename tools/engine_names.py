@@ -27,11 +27,11 @@ import yaml
 from djl_trtllm.backends.installed import classes_of, statements
 from djl_trtllm.backends.tensorrt_llm.names import members
 from djl_trtllm.files import read_table
-from djl_trtllm.translate import names as translate_names
+from djl_trtllm.translate import translation
 from tools.tensorrt_llm import manifest
 from tools.vllm.names import declared_arguments
 
-TABLE = Path(translate_names.__file__).with_name("names.json")
+TABLE = Path(translation.__file__).with_name("names.json")
 _SWITCHES = ("store_true", "store_false", "BooleanOptionalAction", "StoreTrue")
 
 
@@ -44,7 +44,7 @@ class Found:
 
     def add(self, flags: Sequence[str], kind: str) -> None:
         """Take in one flag with its spellings: a name that is known already is the one that the others mean."""
-        spelled = [translate_names.bare(flag) for flag in flags]
+        spelled = [translation.bare(flag) for flag in flags]
         known = next((name for name in spelled if name in self.names), None)
         name = known or next(name for name in spelled if len(name) > 1)
         self.names.setdefault(name, kind)
@@ -55,7 +55,8 @@ class Found:
         for call in (node for node in _walk(file) if isinstance(node, ast.Call)):
             called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
             words = {word.arg: word.value for word in call.keywords}
-            texts = [text for part in (*call.args, words.get("flag_name")) for text in _texts(part)]
+            parts = (*call.args, words.get("flag_name"), words.get("obsolete_flag"))
+            texts = [text for part in parts for text in _texts(part)]
             flags = [text for text in texts if text.startswith("-") and text != "--version"]
             if called not in ("add_argument", "add_negatable_bool_argument") or not any(f[:2] == "--" for f in flags):
                 continue
@@ -156,7 +157,7 @@ READERS: Mapping[str, Callable[[Path], Found]] = {
     "sglang": sglang,
     "trtllm-serve": trtllm_serve,
     "truss": truss,
-    **{worker: partial(dynamo, worker=worker.removeprefix("dynamo.")) for worker in translate_names.WORKERS},
+    **{worker: partial(dynamo, worker=worker.removeprefix("dynamo.")) for worker in translation.WORKERS},
 }
 
 
@@ -206,7 +207,7 @@ def differences(engine: str, version: str, folder: Path) -> list[str]:
 
 def installed() -> Iterator[tuple[str, str, Path]]:
     """The engines of this environment: name, version and package folder."""
-    for engine, row in read_table("engines.toml", translate_names.__package__).items():
+    for engine, row in read_table("engines.toml", translation.__package__).items():
         spec = importlib.util.find_spec(engine.partition(".")[0]) if "packages" in row else None
         places = [] if spec is None else list(spec.submodule_search_locations or ())
         versions = [

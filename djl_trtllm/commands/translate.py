@@ -39,15 +39,14 @@ def translate(
     has a line, 3 if some are lost, 1 if there is no translation.
     """
     with errors_for_the_reader():
-        from djl_trtllm.translate.reading import read
-        from djl_trtllm.translate.translation import engine_named, rendered, translate
+        from djl_trtllm.translate.formats import read, rendered
+        from djl_trtllm.translate.translation import engine_named, translate
 
         if explain is not None:
             show_option(explain, as_json=as_json)
             return
         if not words or to is None:
             raise DjlTrtllmError("expected a file or a command line, and --to ENGINE; or --explain NAME")
-        engine_named(to)
         found = translate(read(words, None if source is None else engine_named(source)), to)
         if as_json:
             print_json(vars(found) | {"lines": [line.as_json() for line in found.lines], "text": rendered(found)})
@@ -64,7 +63,7 @@ def translate(
 
 def show_option(name: str, *, as_json: bool) -> None:
     """Print one option in every engine. Raises `DjlTrtllmError` for a name that none has."""
-    from djl_trtllm.translate.names import explained
+    from djl_trtllm.translate.translation import explained
 
     found = explained(name)
     if as_json:

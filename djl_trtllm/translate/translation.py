@@ -1,45 +1,451 @@
-"""Turns settings of one engine into those of another, and writes them as the target reads them.
+"""Turns settings of one engine into those of another: the engines' names, the rows between them, and lines.
 
-Each setting becomes a line with its origin, exactness and reason. The text has these as comments, and at its end those
-of lost settings.
+A row says what one option is called in each engine, and how near that is. A line is one setting with its origin,
+exactness and reason.
+
+`names.json` is made by `python -m tools.engine_names` from the engines' own argument classes. It leaves out what other
+tables have: vLLM's EngineArgs (`backends/vllm/names.json`), Triton's names (`config/compat/triton.toml`), and options.
+Most rows come from tables of this package too (the option maps of backends, `config/compat`); `rows.toml` has the
+others. For example the row `enable_kv_cache_reuse` is `enable_prefix_caching` in vLLM and `!disable_radix_cache` in
+SGLang.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-import math
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-import yaml
-
-from djl_trtllm.config.options.option import NotAValueError, as_text
-from djl_trtllm.config.sources import masked
+from djl_trtllm.backends.base import effects_on
+from djl_trtllm.backends.effects import Passed, Target
+from djl_trtllm.backends.extra_options import kinds_of
+from djl_trtllm.backends.vllm.names import known_versions, tabled_arguments
+from djl_trtllm.config import Backend
+from djl_trtllm.config.compat import triton, truss
+from djl_trtllm.config.explain import plain_value
+from djl_trtllm.config.options import OPTIONS, find, suggest
+from djl_trtllm.config.options.option import NotAValueError, Option, as_text
+from djl_trtllm.config.sources import Origin, masked, shortened
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.translate.names import (
-    TITLES,
-    WORKERS,
-    Name,
-    base,
-    cell,
-    name_in,
-    name_in_lmi_of_vllm,
-    names_of,
-    row_of,
-    rule,
-)
-from djl_trtllm.translate.reading import Input, Line, put
+from djl_trtllm.files import read_table
 
-_ECHOES = ("max_input_len", "max_output_len")
-"""Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
+_ENGINES = read_table("engines.toml", __package__)
+_NAMES = read_table("names.json", __package__)
+WORKERS: Mapping[str, str] = {engine: row["runs"] for engine, row in _ENGINES.items() if "runs" in row}
+"""Dynamo's workers, each with the engine whose arguments it takes beside its own."""
+TITLES: Mapping[str, str] = {engine: row["title"] for engine, row in _ENGINES.items() if engine not in WORKERS}
+"""The engines by the names that users write, with the names that messages show."""
+STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for words in row.get("starts", ())}
+"""The words that start an engine."""
+ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
+"""The engines that have names of their own."""
+_BOUNDS = {"ge": "at_least", "gt": "above", "le": "at_most", "lt": "below"}
+"""The bounds of a number, as Pydantic writes them in a type (`Field(ge=1)`), by their names in `Option`."""
+
+
+def base(engine: str) -> str:
+    """The engine that does the work: that of a worker of Dynamo, else the engine itself."""
+    return WORKERS.get(engine, engine)
+
+
+@dataclass(frozen=True)
+class EngineNames:
+    """The names of one engine with their types, and other spellings of them.
+
+    `dropped` has the last version with a name and the first one without it, of those that were read. `module` is the
+    Python module that starts the engine. A command line of an engine that `abbreviates` may have the beginning of a
+    name.
+    """
+
+    title: str
+    version: str
+    names: Mapping[str, str]
+    aliases: Mapping[str, str]
+    dropped: Mapping[str, Sequence[str]]
+    module: str
+    abbreviates: bool
+
+    def find(self, spelling: str) -> str | None:
+        """The name that a flag or a key means: `--max-model-len` is `max_model_len`; None where there is none.
+
+        A field of an object has the object's name in front: `--speculative-config.method`.
+        """
+        head, dot, rest = spelling.partition(".")
+        written = bare(spelling)
+        for name in (spelling, written, self.aliases.get(written)):
+            if name in self.names:
+                return name
+        if self.abbreviates and spelling.startswith("--"):
+            known = (*self.names, *self.aliases)
+            meant = {self.aliases.get(name, name) for name in known if name.startswith(written)}
+            if len(meant) == 1:
+                return meant.pop()
+        inside = self.find(head) if dot else None
+        return f"{inside}.{rest}" if inside else None
+
+    def has(self, path: str) -> bool:
+        """Whether the engine has a name, or an object that a path such as `speculative_config.method` begins with."""
+        return any(f"{path}.".startswith(f"{name}.") for name in self.names)
+
+    def is_list(self, name: str) -> bool:
+        """Whether a name has a list and nothing else as its value; `str | list[str]` takes a text too."""
+        kind = self.names.get(name, "")
+        return "list[" in kind.lower() and {*(kinds_of(kind, {}) or ["text"])} <= {"a list", "null"}
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise ValueError for a number that is not within the bounds of its type, such as `Field(ge=1, le=2048)`."""
+        found = re.findall(r"\b([gl][et])=(\d+)", self.names.get(name, ""))
+        limits: dict[str, Any] = {_BOUNDS[kind]: int(most) for kind, most in found}
+        bounds = Option(name, "", **limits)
+        if isinstance(value, (int, float)) and not bounds.allows(value):
+            raise ValueError(f"{self.title} takes a number: {bounds.range_text}")
+
+    def similar(self, spelling: str) -> str | None:
+        known = (*self.names, *self.aliases)
+        return next(iter(difflib.get_close_matches(bare(spelling), known, n=1, cutoff=0.75)), None)
+
+
+def bare(spelling: str) -> str:
+    return spelling.lstrip("-").replace("-", "_")
+
+
+@cache
+def names_of(engine: str) -> EngineNames:
+    """The names of an engine, or of a worker of Dynamo (`dynamo.vllm`)."""
+    row = {"version": "", "names": {}, "aliases": {}, "dropped": {}} | _ENGINES[engine] | _NAMES.get(engine, {})
+    names, aliases, dropped = dict(row["names"]), row["aliases"], dict(row["dropped"])
+    *earlier, newest = known_versions()
+    if engine == "lmi":
+        names = {declared.key: declared.expectation for declared in OPTIONS.values()}
+        aliases = {other: declared.key for declared in OPTIONS.values() for other in declared.option.aliases}
+    elif engine == "triton":
+        names = dict.fromkeys(triton.OPTION_OF, "str")
+    elif engine == "vllm":
+        names |= tabled_arguments(newest)
+        aliases = {"O": "optimization_level"} | aliases  # which its parser has, and no argument
+        dropped |= {n: (last, newest) for last in earlier for n in tabled_arguments(last) if n not in names}
+    elif engine in WORKERS:
+        inside, prefix = names_of(base(engine)), row.get("prefix", "")
+        taken = tabled_arguments(newest) if base(engine) == "vllm" else inside.names
+        names |= {f"{prefix}{name}": kind for name, kind in taken.items() if not name.startswith("--")}
+        aliases = aliases if prefix else {**inside.aliases, **aliases}
+    module, abbreviates = row.get("starts", [""])[-1], row.get("abbreviates", False)
+    return EngineNames(row["title"], row["version"], names, aliases, dropped, module, abbreviates)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+_PLACEHOLDER = "$"
+"""The beginning of a variable of the shell, or of a placeholder of Triton's scripts, which may be any value."""
+_HUMAN = re.compile(r"(\d+(?:\.\d*)?)([kmgKMG])")
+_UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+"""`8k` is 8000 for vLLM, and `8K` is 8192."""
+_SCALAR = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d{1,18})?|true|false", re.IGNORECASE | re.ASCII)
+_MOST_NESTED = 200
+
+
+@dataclass(frozen=True)
+class Name:
+    """A row's name in one engine, or why it is `lost` there. `near` has the reasons why it is not the same.
+
+    `values` are that engine's by those of the option; a value without one is lost. A number there is the option's
+    divided by `scale`. `negated` is the opposite switch. With `many` it takes nothing but a list.
+    """
+
+    name: str = ""
+    near: Sequence[str] = ()
+    lost: str = ""
+    values: Mapping[str, str] | None = None
+    scale: int = 1
+    negated: bool = False
+    many: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        exactness = "lost" if self.lost else "near" if self.near else "same"
+        shown = {"name": "!" * self.negated + self.name or None, "exactness": exactness}
+        return shown | {"reason": self.lost or "; ".join(self.near)} | ({"values": self.values} if self.values else {})
+
+    def write(self, value: Any) -> Any:
+        """The value of the option as this engine writes it. Raises ValueError for a value that it does not have."""
+        if self.values is not None:
+            if as_text(value) not in self.values:
+                raise ValueError(f"{self.name} has no such value; it has {', '.join(self.values.values())}")
+            return None if self.values[as_text(value)] == "null" else self.values[as_text(value)]
+        if not self.negated and self.scale == 1:
+            return [value] if self.many and not isinstance(value, (list, dict, type(None))) else value
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"{self.name} needs {'true or false' if self.negated else 'a number'}")
+        return not value if self.negated else round(value / self.scale, 3)
+
+    def read(self, row: str, value: Any) -> Any:
+        """The option's value that this engine's `value` means. Raises NotAValueError if the option has no such one."""
+        if self.values is not None:
+            text = "null" if value is None else as_text(value)
+            inverse = {theirs: ours for ours, theirs in self.values.items()}
+            words = row not in OPTIONS or not OPTIONS[row].type.choices or rule(row, "words")
+            if text not in inverse and words and _PLACEHOLDER not in text:
+                raise NotAValueError(f"it is a word of {self.name}")
+            return _typed(row, inverse.get(text, text))
+        if self.scale != 1 and isinstance(number := scalar(value), (int, float)):
+            value = round(number * self.scale)
+        ours = _typed(row, value)
+        return not ours if self.negated and isinstance(ours, bool) else ours
+
+
+def _typed(row: str, value: Any) -> Any:
+    """The value of an option by its type. Raises NotAValueError for other text."""
+    declared, text = OPTIONS.get(row), as_text(value)
+    if isinstance(value, dict) or value is None or (isinstance(value, list) and declared and not declared.type.many):
+        return value
+    if declared is None or rule(row, "words"):
+        return scalar(value)
+    try:
+        return plain_value(declared, declared.type.parse(text, declared.option))
+    except NotAValueError:
+        if _PLACEHOLDER in text:
+            return value
+        if declared.type.base is int and (match := _HUMAN.fullmatch(text)):
+            return int(float(match[1]) * _UNITS[match[2]])
+        raise
+
+
+def scalar(value: Any) -> Any:
+    """The number or the switch that a text is. Other text, and a value that is no text, stays as it is."""
+    return json.loads(value.lower()) if isinstance(value, str) and _SCALAR.fullmatch(value) else value
+
+
+def parsed(text: str) -> Any:
+    """A value of a command line or a file: JSON where it is an object or a list, else text."""
+    if text[:1] in ("{", "[") and text.count("{") + text.count("[") <= _MOST_NESTED:
+        with suppress(ValueError):
+            return json.loads(text)
+    return text
+
+
+# -- the rows ----------------------------------------------------------------------------------------------------------
+
+PATCH = "trt_llm.runtime.patch_kwargs."
+_UNCHECKED = "patch_kwargs passes it to TensorRT-LLM, and Truss does not check it"
+
+
+def _path(target: Target, places: Mapping[str, str]) -> str:
+    """The argument as the YAML file of trtllm-serve has it: `kv_cache_config.max_tokens`."""
+    if target.owner == "LLM":
+        return target.name
+    owner, _, name = places[target.owner].partition(".")
+    return f"{_path(Target(owner, name), places)}.{target.name}"
+
+
+def _elsewhere() -> Iterator[tuple[str, str, str]]:
+    """The names that other tables have: engine, row and name."""
+    places = read_table("options.toml", "djl_trtllm.backends.tensorrt_llm")["places"]
+    for backend, engine in ((Backend.PYTORCH, "trtllm-serve"), (Backend.VLLM, "vllm")):
+        for row, effect in effects_on(backend).items():
+            if isinstance(effect, Passed):
+                name = effect.targets[0].name if engine == "vllm" else _path(effect.targets[0], places)
+                if engine == "vllm" or name in names_of(engine).names:
+                    yield engine, row, name
+    for row, declared in OPTIONS.items():
+        yield "lmi", row, declared.key
+        if declared.option.legacy and row in names_of("vllm").names:
+            yield "vllm", row, row
+    for engine, options in (("triton", triton.OPTION_OF), ("truss", truss.OPTION_OF)):
+        for name, key in options.items():
+            option = find(key)
+            if option is not None and name in names_of(engine).names:
+                yield engine, option.name, name
+
+
+def _rows() -> dict[str, dict[str, Any]]:
+    """The table with the names that other tables have: of a row with `all` it says itself which engines have one."""
+    found: dict[str, dict[str, Any]] = {row: {} for row in OPTIONS}
+    for row, rules in _TABLE.items():
+        found[row] = {key: {"name": r} if key in _ENGINES and isinstance(r, str) else r for key, r in rules.items()}
+    for engine, row, name in _elsewhere():
+        if engine == "lmi" or "all" not in found[row]:
+            found[row].setdefault(engine, {}).setdefault("name", name)
+    return found
+
+
+_TABLE = read_table("rows.toml", __package__)
+REPLACED: Mapping[str, Mapping[str, str]] = _TABLE.pop("replaced")
+ROWS = _rows()
+"""The rows by name, the options first: the cell of each engine by the engine's name, and what holds for all engines."""
+
+
+def rule(row: str, part: str) -> Any:
+    """The value in a row that holds for all engines, such as `part_of`; None where there is none."""
+    return ROWS.get(row, {}).get(part)
+
+
+def cell(row: str, engine: str) -> Mapping[str, Any]:
+    """The value in a row for an engine: of a worker of Dynamo its own, that of all workers or of the engine it runs."""
+    places = (engine, "dynamo", base(engine)) if engine in WORKERS else (engine,)
+    return next(filter(None, (rule(row, place) for place in places)), {})
+
+
+def name_in(row: str, engine: str) -> Name:
+    """The row's name in an engine (or worker of Dynamo)."""
+    own, everywhere = cell(row, engine), rule(row, "all") if engine != "lmi" else None
+    lost = rule(row, "secret") or own.get("lost") or (everywhere and "name" not in own and everywhere["lost"])
+    found = None if lost else _own_name(row, engine) or (_patched(row) if engine == "truss" else None)
+    return found or Name(lost=lost or dropped(engine, row) or f"{names_of(engine).title} has no counterpart")
+
+
+def _own_name(row: str, engine: str) -> Name | None:
+    own, names = cell(row, engine), names_of(engine)
+    # A name that this engine alone knows has its own row, see `row_of`.
+    private = next((row.removeprefix(f"{each}.") for each in (engine, base(engine)) if row.startswith(f"{each}.")), "")
+    written = private or own.get("name") or (_passed_by_lmi(row) if engine == "lmi" else None)
+    if written is None:
+        return None
+    name = written.removeprefix("!")
+    if engine in WORKERS:
+        # Arguments of TensorRT-LLM for which its worker has no flag are `--trtllm.NAME` there.
+        own_flag = bare(name)
+        name = next(filter(names.has, (own_flag, f"trtllm.{own_flag}")), "")
+        if not name:
+            return None
+    rules = {part: own[part] for part in ("near", "values", "scale") if part in own}
+    return Name(name, negated=written.startswith("!"), many=names.is_list(name), **rules)
+
+
+def _patched(row: str) -> Name | None:
+    """An argument of TensorRT-LLM that Truss has no name for."""
+    known = name_in(row, "trtllm-serve")
+    if known.lost or known.name.startswith("--"):
+        return None
+    return replace(known, name=f"{PATCH}{known.name}", near=(*known.near, _UNCHECKED))
+
+
+def _passed_by_lmi(row: str) -> str | None:
+    """LMI's key for an argument of vLLM's engine that is no option: LMI passes it on."""
+    argument = cell(row, "vllm").get("name") or row.removeprefix("vllm.")
+    passed = argument in tabled_arguments(known_versions()[-1]) and argument not in OPTIONS
+    return f"option.{argument}" if passed else None
+
+
+def name_in_lmi_of_vllm(row: str) -> Name:
+    """The row's name in LMI where it runs vLLM: an option without effect there is passed on by vLLM's own name."""
+    declared = OPTIONS.get(row)
+    if declared is None or declared.option.effect_everywhere or row in effects_on(Backend.VLLM):
+        return name_in(row, "lmi")
+    there = name_in(row, "vllm")
+    passed = there.lost or there.name in tabled_arguments(known_versions()[-1])
+    return replace(there, name=f"option.{there.name}") if passed else Name(lost="LMI has no counterpart on vLLM")
+
+
+@cache
+def _claims(engine: str) -> Mapping[str, str]:
+    """The row of each name of an engine. Of several rows with a name the one with the fewest reasons has it."""
+    owned = [(own, row) for row in ROWS if (own := _own_name(row, engine)) is not None]
+    also = {cell(row, engine)["also"]: row for row in ROWS if "also" in cell(row, engine)}
+    ordered = sorted(owned, key=lambda pair: (len(pair[0].near), pair[0].negated))
+    return {own.name: row for own, row in reversed(ordered)} | also
+
+
+def row_of(name: str, engine: str) -> str:
+    """The row of an engine's name; a name that no row has is one of its own, which that engine alone knows."""
+    if engine == "lmi":
+        declared = find(name)
+        row = name if name in _TABLE else declared.name if declared is not None else _claims("lmi").get(name)
+        return row or row_of(name.removeprefix("option."), "vllm")
+    claimed, inside = _claims(engine).get(name), name.removeprefix(prefix := _ENGINES[engine].get("prefix", ""))
+    if claimed is None and engine in WORKERS and name.startswith(prefix) and names_of(base(engine)).has(inside):
+        return row_of(inside, base(engine))
+    return claimed or f"{engine}.{name}"
+
+
+# -- what is said of a name --------------------------------------------------------------------------------------------
+
+
+def explained(spelling: str) -> Mapping[str, Mapping[str, Any]]:
+    """One option in every engine by any of its names, as JSON, or why an engine has none.
+
+    Raises `DjlTrtllmError` for a name that none has, with what replaced it, or a similar one.
+    """
+    declared = find(spelling) or find(f"option.{spelling}")
+    named = (row_of(name, engine) for engine in ENGINES if (name := names_of(engine).find(spelling)))
+    row = declared.name if declared is not None else spelling if spelling in _TABLE else next(named, None)
+    if row is not None:
+        return {engine: {"version": names_of(engine).version, **name_in(row, engine).as_json()} for engine in ENGINES}
+    gone = next(filter(None, (dropped(engine, spelling) for engine in ENGINES)), None)
+    near = suggest(spelling) or next(filter(None, (names_of(engine).similar(spelling) for engine in ENGINES)), None)
+    advice = f": {gone}" if gone else f"; did you mean {near}?" if near else ""
+    raise DjlTrtllmError(f"{spelling} is a name of no engine that is known here{advice}")
+
+
+def dropped(engine: str, spelling: str) -> str | None:
+    """The sentence about a name that an engine had, with what replaced it; None where it never had it."""
+    names, instead = names_of(engine), REPLACED.get(base(engine), {}).get(bare(spelling))
+    versions = names.dropped.get(bare(spelling))
+    was = f"{names.title} {versions[0]} had it, {versions[1]} does not" if versions else None
+    was = was or (f"{names.title} dropped it" if instead else None)
+    return f"{was}; instead: {instead}" if was and instead else was
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+_LONGEST = 100
+COMMAND_LINE = Origin.override("command line")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting in the terms of an engine, as it was `written`: a name and a value; a lost one has neither.
+
+    `reason` says why it is near or lost, and `row` is the row of `rows.toml` that it was translated by. What is
+    `of_this_server` sets nothing here: its reason is of no other engine.
+    """
+
+    written: str
+    engine: str
+    value: Any = None
+    origin: Origin = COMMAND_LINE
+    name: str | None = None
+    reason: str = ""
+    row: str = ""
+    of_this_server: bool = False
+
+    @property
+    def exactness(self) -> str:
+        """`same` where the engine does the same with the line, `near`, or `lost` where it has no line."""
+        return "lost" if self.name is None else "near" if self.reason else "same"
+
+    def lost(self, reason: str) -> Line:
+        return replace(self, name=None, value=None, reason=reason)
+
+    def as_json(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in ("exactness", "reason", "name", "value", "row")}
+        return {"written": self.written, "origin": str(self.origin), **named}
+
+    def __str__(self) -> str:
+        """One line about it: `near: --max-model-len=8192 (command line): the reason`."""
+        text = f"{self.exactness}: {self.written} ({self.origin})"
+        return " ".join((f"{text}: {self.reason}" if self.reason else text).split())
+
+
+def shown(written: str, value: Any = None) -> str:
+    """`NAME=VALUE` with secrets masked, and shortened."""
+    if value is None or value == []:
+        return shortened(masked("", written), _LONGEST)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{written}={shortened(masked(written, text), _LONGEST)}"
 
 
 @dataclass(frozen=True)
 class Translation:
-    """The lines for `target`, in the order of the source, and remarks of reading it."""
+    """The settings of `source` as lines for `target`, in the order of the source; where they were read, both are one.
+
+    As read, the settings of Triton and Truss have LMI's names, as those of LMI. `notes` are remarks of reading that are
+    about no single setting.
+    """
 
     source: str
     target: str
@@ -55,6 +461,10 @@ class Translation:
         return tuple(line for line in self.lines if line.name is not None)
 
 
+_ECHOES = ("max_input_len", "max_output_len")
+"""Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
+
+
 def engine_named(name: str) -> str:
     """The engine of this name. Raises `DjlTrtllmError`."""
     if name not in (*TITLES, *WORKERS):
@@ -68,20 +478,19 @@ def engine_of_lmi(source: str) -> str:
     return "vllm" if base(source) in ("vllm", "sglang") else "trtllm"
 
 
-def translate(given: Input, target: str) -> Translation:
+def translate(given: Translation, target: str) -> Translation:
     """The settings of one engine as those of `target`; of Dynamo's workers the one that runs the source's engine."""
     target = _worker(given) if target == "dynamo" else engine_named(target)
-    lines = [line for each in given.settings for line in _lines(each, given.engine, target)]
-    return Translation(given.engine, target, tuple(_once(_wholes(lines, target))), given.notes)
+    lines = [line for each in given.lines for line in _lines(each, given.source, target)]
+    return replace(given, target=target, lines=tuple(_once([*_wholes(lines, target)])))
 
 
-def _worker(given: Input) -> str:
+def _worker(given: Translation) -> str:
     """Dynamo's worker for the engine that the source runs on."""
     for worker, engine in WORKERS.items():
-        if given.engine in (worker, engine):
+        if given.source in (worker, engine):
             return worker
-    known = [each for each in given.settings if each.name]
-    chosen = " ".join(str(each.value) for each in known if rule(row_of(str(each.name), "lmi"), "chooses"))
+    chosen = " ".join(str(each.value) for each in given.kept if rule(row_of(str(each.name), "lmi"), "chooses"))
     return "dynamo.vllm" if "vllm" in chosen or "lmi-dist" in chosen else "dynamo.trtllm"
 
 
@@ -101,23 +510,21 @@ def _lines(given: Line, source: str, target: str) -> Iterator[Line]:
         fields = list(_fields(given, target))
         yield from fields if any(each.name for each in fields) else [given.lost(there.lost)]
         return
-    if given.value is None and own.values is None:
+    if given.value in (None, "") and own.values is None:
         there = Name(lost="it sets nothing, and needs no line")
     try:
         if there.lost:
             raise ValueError(there.lost)
         value = _value(own, there, given, source, target)
-        if refusal := names_of(target).refusal(there.name, value):
-            raise ValueError(refusal)
+        names_of(target).check(there.name, value)
     except ValueError as error:
         # What Triton does was compiled into its engine.
         idle = target != "triton" and as_text(given.value).lower() == rule(row, "idle")
         yield given.lost(f"{as_text(given.value)} is what the target does anyway" if idle else str(error))
         return
     # What is near in both engines in the same way is the same between them. Triton's and Truss's have LMI's names here.
-    near_here = cell(row, source).get("near", "") if given.engine == "lmi" else own.near
-    first, second = near_here.split("; "), there.near.split("; ")
-    near = [part for part in dict.fromkeys((*first, *second)) if (part in first) != (part in second) and part]
+    here = cell(row, source if given.engine == "lmi" else given.engine).get("near", ())
+    near = [reason for reason in (*here, *there.near) if (reason in here) != (reason in there.near)]
     if row == "model_name" and isinstance(value, list) and value and base(target) != "vllm":
         near += ["it has one name, which is the first"] if len(value) > 1 else []
         value = value[0]
@@ -149,29 +556,23 @@ def _value(own: Name, there: Name, given: Line, source: str, target: str) -> Any
 def _fields(given: Line, target: str) -> Iterator[Line]:
     """The fields of an object that the target does not have as a whole, each on its own."""
     engine = "vllm" if given.engine == "lmi" else given.engine
-    pending: list[tuple[str, Any]] = [(name_in(given.row, engine).name or str(given.name), given.value)]
-    while pending:
-        path, value = pending.pop()
-        if isinstance(value, dict) and value:
-            pending += [(f"{path}.{name}", inner) for name, inner in reversed(value.items())]
-            continue
-        written = f"{given.written.partition('=')[0]} {path}={masked(path, as_text(value))}"
-        each = Line(written, engine, None if value == {} else value, given.origin, path)
-        yield from _lines(each, engine, target)
+    name = name_in(given.row, engine).name or str(given.name)
+    for field, value in given.value.items():
+        path = f"{name}.{field}"
+        written = f"{re.split('[= ]', given.written)[0]} {shown(path, value)}"
+        yield from _lines(Line(written, engine, value, given.origin, path), engine, target)
 
 
-def _wholes(lines: list[Line], target: str) -> list[Line]:
+def _wholes(lines: list[Line], target: str) -> Iterator[Line]:
     """The lines. A line is lost too if it tunes a setting that is lost, or that the target needs and does not have."""
     kept = {line.row for line in lines if line.name is not None}
     lost = {line.row for line in lines} - kept
-
-    def checked(line: Line) -> Line:
+    for line in lines:
         whole = rule(line.row, "part_of")
         if whole is None or whole in kept or (whole not in lost and target in rule(whole, "found_by")):
-            return line
-        return line.lost(f"{whole} is lost" if whole in lost else f"the target needs {whole}, which is not set")
-
-    return [checked(line) for line in lines]
+            yield line
+        else:
+            yield line.lost(f"{whole} is lost" if whole in lost else f"the target needs {whole}, which is not set")
 
 
 def _once(lines: list[Line]) -> Iterator[Line]:
@@ -192,145 +593,3 @@ def _once(lines: list[Line]) -> Iterator[Line]:
             yield line
         elif (winner.written, winner.value) != (line.written, line.value):
             yield line.lost(f"{winner.written} sets {winner.name}")
-
-
-# -- the text ----------------------------------------------------------------------------------------------------------
-
-_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
-_ESCAPED = re.compile(r'(["\\`]|\$(?!\w+|\{\w+\}))')
-"""What stands between double quotes after a backslash: all that the shell reads there, but variables."""
-_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
-_TYPED = "trtllm."
-"""How names of Dynamo begin that are arguments of TensorRT-LLM: `--trtllm.NAME` has one word, and underscores."""
-
-
-def rendered(translation: Translation) -> str:
-    """The text of the target's file or command line, with a newline at its end."""
-    source = TITLES.get(translation.source, translation.source)
-    lines = [f"# Translated from {source} by djl-trtllm translate."]
-    writer = _FILES.get(translation.target, _command)
-    unset = {found[0] for line in translation.kept for found in _VARIABLE.finditer(as_text(line.value))}
-    if unset and writer is not _command:
-        lines.append(f"# A file has no variables: write the values of {', '.join(sorted(unset))}.")
-    lines += [*writer(translation), *(f"# {line}" for line in translation.lost)]
-    return "\n".join(lines) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _properties(translation: Translation) -> Iterator[str]:
-    if translation.source != "lmi":
-        yield "# The engine that LMI is to run."
-        yield f"option.rolling_batch={engine_of_lmi(translation.source)}"
-    for line in translation.kept:
-        plain = not isinstance(line.value, dict)
-        if isinstance(line.value, list):
-            plain = not any(isinstance(each, (dict, list)) or "," in as_text(each) for each in line.value)
-        yield f"# {line}"
-        yield f"{line.name}={as_text(line.value) if plain else json.dumps(line.value)}".translate(_ESCAPES)
-
-
-def _pbtxt(translation: Translation) -> Iterator[str]:
-    yield "# Put these into tensorrt_llm/config.pbtxt of tensorrtllm_backend, which also has the inputs and outputs."
-    yield 'name: "tensorrt_llm"\nbackend: "tensorrtllm"'
-    for line in translation.kept:
-        text = as_text(line.value)
-        yield f"# {line}"
-        if line.name == "max_batch_size":
-            # A number that is not known yet is `${N}` there.
-            number = re.sub(r"^\$(\w+)$", r"${\1}", _one_line(text))
-            yield f"max_batch_size: {number}"
-        elif line.name == "decoupled":
-            yield f"model_transaction_policy {{ decoupled: {text} }}"
-        else:
-            yield f"parameters {{ key: {json.dumps(line.name)} value: {{ string_value: {json.dumps(text)} }} }}"
-
-
-def _vllm(translation: Translation) -> Iterator[str]:
-    # Without a name vLLM serves a model of its own choice.
-    model = "" if any(line.name == "model" for line in translation.kept) else "MODEL "
-    yield f"# Start it by: vllm serve {model}--config FILE.yaml"
-    fields = _nested({str(line.name): line for line in translation.kept})
-    yield from _yaml({name.replace("_", "-"): leaf for name, leaf in fields.items()})
-
-
-def _trtllm_serve(translation: Translation) -> Iterator[str]:
-    flags = [line for line in translation.kept if str(line.name).startswith("--") or line.name == "model"]
-    words = [word for line in flags if line.name != "model" for word in _words(line, "")]
-    model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
-    yield "# Start it by: " + _one_line(_joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
-    yield from (f"#   {line}" for line in flags)
-    yield from _yaml(_nested({str(line.name): line for line in translation.kept if line not in flags}))
-
-
-def _truss(translation: Translation) -> Iterator[str]:
-    yield "# Truss also needs resources.accelerator, the GPUs: H100:2, for example."
-    leaves: dict[str, Any] = {"trt_llm.inference_stack": "v2"}
-    if any(".checkpoint_repository." in str(line.name) for line in translation.kept):
-        leaves["trt_llm.build.checkpoint_repository.source"] = "HF"
-    yield from _yaml(_nested(leaves | {str(line.name): line for line in translation.kept}))
-
-
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects of the leaves, which are by the paths of their keys; none is a leaf and an object."""
-    found: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        put(found, path, leaf)
-    return found
-
-
-def _yaml(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """Lines of a YAML file, of lines and texts in objects."""
-    for name, leaf in fields.items():
-        if isinstance(leaf, dict):
-            yield f"{indent}{name}:"
-            yield from _yaml(leaf, f"{indent}  ")
-        elif isinstance(leaf, str):
-            yield f"{indent}{name}: {leaf}"
-        else:
-            value = yaml.safe_dump([leaf.value], default_flow_style=True, width=math.inf, sort_keys=False)[1:-2]
-            yield f"{indent}{name}: {value}  # {leaf}"
-
-
-def _command(translation: Translation) -> Iterator[str]:
-    kept = translation.kept
-    yield from (f"# {line}" for line in kept)
-    program = f"python -m {names_of(translation.target).module}"
-    named = any(line.row == "model_id" for line in kept)
-    # Dynamo takes the arguments of TensorRT-LLM that have more than a word as one object, and then all of them.
-    arguments = {str(line.name): line.value for line in kept if str(line.name).startswith(_TYPED)}
-    whole = any(isinstance(value, (list, dict, type(None))) for value in arguments.values())
-    flags = [line for line in kept if not (whole and line.name in arguments)]
-    words = [_words(line, "--no-" if translation.target == "dynamo.vllm" else "") for line in flags]
-    words += [["--override-engine-args", json.dumps(_nested(arguments)["trtllm"])]] if whole else []
-    yield " \\\n  ".join([program if named else f"{program} --model MODEL", *map(_joined, filter(None, words))])
-
-
-def _words(line: Line, off: str) -> list[str]:
-    """The words of one flag; a switch that is off begins with `off`, and is left out if `off` is empty."""
-    name, value, switch = str(line.name), line.value, as_text(line.value)
-    if name.startswith(_TYPED):
-        return [f"--{name}", switch]
-    flag = name if name.startswith("--") else f"--{name.replace('_', '-')}"
-    if switch in ("true", "false"):
-        return [flag] if switch == "true" else [off + flag.removeprefix("--")] if off else []
-    members = value if isinstance(value, list) else [value]
-    return [flag, *(json.dumps(each) if isinstance(each, (dict, list)) else as_text(each) for each in members)]
-
-
-def _joined(words: list[str]) -> str:
-    """The words as the shell reads them. Variables in them are put in by it; nothing else in them is."""
-    return " ".join(
-        '"' + _ESCAPED.sub(r"\\\1", word) + '"' if _VARIABLE.search(word) else shlex.quote(word) for word in words
-    )
-
-
-_FILES = {
-    "lmi": _properties,
-    "triton": _pbtxt,
-    "vllm": _vllm,
-    "trtllm-serve": _trtllm_serve,
-    "truss": _truss,
-}

@@ -72,11 +72,12 @@ def test_nested_models_are_paths_and_fields_that_a_stack_refuses_are_left_out(tm
 
 
 def test_a_worker_has_the_flags_of_all_workers_and_its_own(tmp_path: Path) -> None:
-    shared = 'add_argument(g, flag_name="--namespace")'
+    shared = 'add_argument(g, flag_name="--namespace", obsolete_flag="--space")'
     files = {"trtllm/backend_args.py": DYNAMO, "vllm/backend_args.py": 'add_argument(g, flag_name="--other")'}
     folder = package(tmp_path, files | {"common/configuration/groups/runtime_args.py": shared})
     found = engine_names.rows("dynamo.trtllm", {"1.0": folder})
     assert found["names"] == {"namespace": "str", "max_seq_len": "int", "quick": "bool"}
+    assert found["aliases"]["space"] == "namespace"
 
 
 def test_what_is_written_is_laid_out_as_the_table_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

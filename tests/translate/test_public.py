@@ -18,9 +18,8 @@ import yaml
 
 from djl_trtllm.config.compat import triton
 from djl_trtllm.config.sources import parse_properties
-from djl_trtllm.translate.names import TITLES, names_of
-from djl_trtllm.translate.reading import Input, read_command, read_text
-from djl_trtllm.translate.translation import Translation, rendered, translate
+from djl_trtllm.translate.formats import read_command, read_text, rendered
+from djl_trtllm.translate.translation import TITLES, Translation, names_of, translate
 from tests.config.test_documents import DATA, in_environment, written
 from tests.support.tables import by_rows
 
@@ -50,7 +49,7 @@ def public() -> dict[str, tuple[str, str]]:
     return found
 
 
-def given(where: str) -> Input:
+def given(where: str) -> Translation:
     file, text = public()[where]
     return read_text(text, file) if file else read_command(text)
 
@@ -68,7 +67,7 @@ def becomes() -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for place, where in enumerate(public()):
         read = given(where)
-        others = [target for target in TARGETS if target != read.engine]
+        others = [target for target in TARGETS if target != read.source]
         target = others[place % len(others)]
         found[where] = {target: compact(translate(read, target))}
     return found
@@ -89,8 +88,8 @@ def test_no_setting_is_lost_silently_and_every_name_is_one_of_the_target(target:
         read = given(where)
         translation = translate(read, target)
         # An object whose fields have names of their own is a line for each field.
-        whole = {each.written for each in read.settings if not isinstance(each.value, dict)}
-        objects = {each.written.partition("=")[0] for each in read.settings if isinstance(each.value, dict)}
+        whole = {each.written for each in read.lines if not isinstance(each.value, dict)}
+        objects = {each.written.partition("=")[0] for each in read.lines if isinstance(each.value, dict)}
         assert whole <= {line.written for line in translation.lines}, where
         assert all(any(line.written.startswith(name) for line in translation.lines) for name in objects), where
         names = names_of(translation.target)

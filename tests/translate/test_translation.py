@@ -15,19 +15,20 @@ from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.files import read_table
-from djl_trtllm.translate.names import (
+from djl_trtllm.translate.formats import read, read_command, read_text, rendered
+from djl_trtllm.translate.translation import (
     ENGINES,
     REPLACED,
     ROWS,
     TITLES,
     WORKERS,
+    Line,
     explained,
     name_in,
     names_of,
     row_of,
+    translate,
 )
-from djl_trtllm.translate.reading import Line, read, read_command, read_text
-from djl_trtllm.translate.translation import rendered, translate
 from tests.support.tables import by_rows, by_table
 
 
@@ -55,6 +56,7 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("vllm serve M --max-num-batched-tokens 1m", "lmi", "option.max_num_batched_tokens", 1_000_000),
         ("vllm serve M --max-num-batched-tokens 1M", "lmi", "option.max_num_batched_tokens", 1 << 20),
         ("vllm serve M --kv-offloading-size 2", "trtllm-serve", "kv_cache_config.host_cache_size", 2 << 30),
+        ("vllm serve M --kv-offloading-size 4.5", "trtllm-serve", "kv_cache_config.host_cache_size", 9 << 29),
         ("OPTION_HOST_CACHE_SIZE=1073741824", "vllm", "kv_offloading_size", 1),
         ("python -m dynamo.sglang --model M --host H", "vllm", "host", "H"),
         ("vllm serve M --gpu-memory-util 0.8", "lmi", "option.gpu_memory_utilization", 0.8),
@@ -63,6 +65,12 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("OPTION_MAX_ROLLING_BATCH_SIZE=8", "dynamo", "max_batch_size", 8),
         ("python -m dynamo.trtllm --model M --trtllm.max_num_tokens 4", "vllm", "max_num_batched_tokens", 4),
         ("python -m dynamo.vllm --model M --max-num-seqs 4", "sglang", "max_running_requests", 4),
+        ("python -m dynamo.sglang --model M --tp 2", "vllm", "tensor_parallel_size", 2),
+        ("python -m dynamo.trtllm --model-path M", "vllm", "model", "M"),
+        ("python -m dynamo.trtllm --free-gpu-memory-fraction 0.8", "lmi", "option.kv_cache_free_gpu_mem_fraction", 0.8),
+        ("python -m dynamo.trtllm --kv-block-size 32", "sglang", "page_size", 32),
+        ("trtllm-serve M --config=x --attn_backend TRTLLM", "dynamo", "trtllm.attn_backend", "TRTLLM"),
+        ("vllm serve M --max-num-seqs 8;", "sglang", "max_running_requests", 8),
         ("trtllm-serve M --tp_size 2", "dynamo", "tensor_parallel_size", 2),
         ("trtllm-serve M --served_model_name a", "dynamo", "served_model_name", "a"),
         ("python -m dynamo.vllm --model M -tp 2", "vllm", "tensor_parallel_size", 2),
@@ -170,9 +178,9 @@ def test_what_a_truss_passes_on_has_the_names_of_tensorrt_llm() -> None:
 
 def test_a_yaml_file_is_of_the_engine_that_has_most_of_its_names_unless_that_is_said() -> None:
     text = "max-model-len: 8\nmax-num-seqs: 4\n"
-    assert read_text(text, "x.yaml").engine == "vllm"
-    assert read_text("kv_cache_config:\n  dtype: fp8\n", "x.yml").engine == "trtllm-serve"
-    assert read_text("tp-size: 8\n", "x.yml", "sglang").engine == "sglang"
+    assert read_text(text, "x.yaml").source == "vllm"
+    assert read_text("kv_cache_config:\n  dtype: fp8\n", "x.yml").source == "trtllm-serve"
+    assert read_text("tp-size: 8\n", "x.yml", "sglang").source == "sglang"
 
 
 SCRIPT = """#!/bin/bash
@@ -321,10 +329,10 @@ def test_the_members_of_a_list_stay_apart() -> None:
     assert found.value == {"connectors": members}
 
 
-@pytest.mark.parametrize("first", ["speculative_config: ngram", "speculative_config: {method: mtp}"])
+@by_rows("first", ["speculative_config: ngram", "speculative_config: {method: mtp}"])
 def test_an_object_is_a_value_or_has_fields(first: str) -> None:
-    with pytest.raises(DjlTrtllmError, match=r"^x\.yaml:2: speculative_config\.method: .*keep one"):
-        read_text(f"{first}\nspeculative_config.method: ngram\n", "x.yaml", "vllm")
+    (found,) = translate(read_text(f"{first}\nspeculative_config.method: ngram\n", "x.yaml", "vllm"), "vllm").lost
+    assert ("sets speculative_config" in found.reason, str(found.origin)) == (True, "x.yaml:2")
 
 
 def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
@@ -352,7 +360,7 @@ def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
 def _both(row: str) -> bool:
     """Whether LMI and vLLM have a name of their own for an option, and mean the same by it."""
     there = name_in(row, "vllm")
-    return row in OPTIONS and not (there.lost or there.near or there.borrowed or "." in there.name)
+    return row in OPTIONS and not (there.lost or there.near or "." in there.name)
 
 
 BOTH = [OPTIONS[row] for row in ROWS if _both(row)]
@@ -366,7 +374,7 @@ def test_lmis_options_that_vllm_has_come_back_as_they_were(data: st.DataObject) 
     first = translate(read_text(f"{declared.key}={text}\n", "serving.properties"), "vllm")
     if first.kept and all(each.exactness == "same" for each in first.lines):
         second = translate(read_text(rendered(first), "x.yaml", "vllm"), "lmi")
-        third = read_text(rendered(second), "serving.properties").settings[-1]
+        third = read_text(rendered(second), "serving.properties").lines[-1]
         assert [each.exactness for each in second.lines] == ["same"]
         back = declared.type.parse(as_text(third.value), declared.option)
         assert (str(third.name), back) == (second.kept[0].name, declared.type.parse(text, declared.option))
@@ -393,21 +401,20 @@ def test_what_an_engine_has_is_no_loss_in_its_own_configuration() -> None:
 
 
 OF_A_ROW = {"secret", "refused", "idle", "words", "part_of", "found_by", "chooses"}
-OF_AN_ENGINE = {"name", "also", "values", "scale", "near", "lost", "instead", "remote"}
+OF_AN_ENGINE = {"name", "also", "values", "scale", "near", "lost", "remote"}
 
 
 def test_a_row_has_no_column_that_nothing_reads() -> None:
     table = read_table("rows.toml", "djl_trtllm.translate")
     del table["replaced"]
     for row, columns in table.items():
-        engines = {name: cell for name, cell in columns.items() if name in TITLES}
+        engines = {name: cell for name, cell in columns.items() if name in (*TITLES, *WORKERS)}
         assert columns.keys() - engines.keys() - OF_A_ROW <= {"all"}, row
         assert {*columns.get("all", {})} <= {"lost"}, row
         for engine, cell in engines.items():
             parts = {"name"} if isinstance(cell, str) else {*cell}
             assert parts <= OF_AN_ENGINE, (row, engine)
             assert "lost" not in parts or parts == {"lost"}, (row, engine)
-            assert "instead" not in parts or (parts == {"instead"} and cell["instead"]["row"] in ROWS), (row, engine)
         if whole := columns.get("part_of"):
             assert {*table[whole]["found_by"]} <= {*ENGINES}, row
 
@@ -435,7 +442,7 @@ def test_an_option_is_explained_in_every_engine_by_any_of_its_names() -> None:
 def test_a_setting_of_a_truss_has_its_file_and_line_and_the_files_own_warnings_are_notes() -> None:
     text = "python_version: py311\nresources:\n  accelerator: H100:4\ntrt_llm:\n  runtime:\n    max_batch_size: 8\n"
     found = read_text(text, "mine/config.yaml")
-    assert {str(each.origin).partition(":")[0] for each in found.settings} == {"mine/config.yaml"}
+    assert {str(each.origin).partition(":")[0] for each in found.lines} == {"mine/config.yaml"}
     assert [note for note in found.notes if "it names 4 GPUs" in note] == list(found.notes)
 
 

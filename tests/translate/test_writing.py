@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from djl_trtllm.config.sources import parse_properties
-from djl_trtllm.translate.reading import read_command, read_text
-from djl_trtllm.translate.translation import rendered, translate
+from djl_trtllm.translate.formats import read_command, read_text, rendered
+from djl_trtllm.translate.translation import translate
 from tests.support.tables import by_table
 
 
