@@ -1,4 +1,4 @@
-"""The short form of each kind of fault: no more requests fail than may, and nothing is left."""
+"""The short forms of the kinds of faults: no more requests fail than may, and nothing is left."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from tests.faults.fuzz import DEFECTS, NOTHING, Client, Grammar, Made, Way, fuzz_requests, paths
 from tests.support.client import raw_post
 
-REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "12000"))
+REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "5000"))
 POST = raw_post(b"{}")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.helpers import write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.support.models import without_sagemakers_model
+from tests.support.models import TINY_STORIES, without_sagemakers_model
 from tests.support.processes import wait_until
 from tests.support.s3 import MOTO_BUCKET, Store, client, keys, moto_server, s3_server, variables
 from tests.support.server import Server, environment, run_cli, serving
@@ -325,9 +325,14 @@ def built(
     of = BUILT[request.param]
     environ = fake if request.param == "tensorrt" else {}
     root = tmp_path_factory.mktemp(request.param)
-    checkpoint, out = write_checkpoint(root / "checkpoint"), root / "out"
-    config = json.loads((checkpoint / "config.json").read_text()) | {"max_position_embeddings": 4096}
-    (checkpoint / "config.json").write_text(json.dumps(config))
+    out = root / "out"
+    if request.param == "tensorrt":
+        checkpoint = write_checkpoint(root / "checkpoint")
+        config = json.loads((checkpoint / "config.json").read_text()) | {"max_position_embeddings": 4096}
+        (checkpoint / "config.json").write_text(json.dumps(config))
+    else:  # only the limits are written: this engine has been compiled
+        checkpoint = TINY_STORIES
+        shutil.copytree(TINY_STORIES / "engine", out)
     done = run_cli("compile", str(checkpoint), str(out), environ=environment(root / "cache", **environ, **of.options))
     assert done.returncode == 0, done.stderr
     (out / "serving.properties").unlink()

@@ -1,4 +1,4 @@
-"""Four servers start at once where nothing is compiled yet: one compiles, also when the first to try is killed."""
+"""Three servers start at once where nothing is compiled yet: one compiles, also when the first to try is killed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.server import START_SECONDS, Server, environment, run_cli
 
 pytestmark = pytest.mark.slow
 
-SERVERS = 4
+SERVERS = 3
 FLEET_CACHE = f"s3://{MOTO_BUCKET}/engines"
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from tests.integration.test_load import kill_under, requests
@@ -126,6 +125,8 @@ MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user",
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -183,6 +184,7 @@ def test_plain_requests_beside_guides_are_the_same_and_no_engine_ends(server: Se
 # -- Sampled tokens are distributed as transformers' are ---------------------------------------------------------------
 
 if TYPE_CHECKING:
+    import openai
     import torch
 
     from tests.support.reference import Reference

@@ -82,7 +82,9 @@ _HEAD = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nContent-Type: applica
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _READ_SECONDS = 5
 _PAUSE = 0.01
-_IDLE_LOOKS = 100
+_LOOKS = 100
+BEGUN = 5
+"""Answers, connections or bytes that say that a flood has begun."""
 _WEBSOCKET_REQUESTS = 15
 _PING_RESPONSE = b"Healthy"
 _LONGEST_STREAM = 300
@@ -231,7 +233,7 @@ def clients_of(kind: str, number: int) -> list[Client]:
 
 async def _flood(port: int, numbers: Mapping[str, int]) -> Count:
     count: Count = collections.Counter()
-    began, ended = asyncio.Event(), asyncio.Event()
+    ended = asyncio.Event()
 
     async def again(client: Client) -> None:
         # Cancelling is not enough: asyncio.wait_for of Python 3.11 may lose it.
@@ -240,15 +242,12 @@ async def _flood(port: int, numbers: Mapping[str, int]) -> Count:
                 await client(port, count)
             except OSError as error:
                 count[type(error).__name__] += 1
-            began.set()
             await asyncio.sleep(_PAUSE)
 
     clients = [client for kind, number in numbers.items() for client in clients_of(kind, number)]
     tasks = [asyncio.ensure_future(again(client)) for client in clients]
-    with contextlib.suppress(asyncio.TimeoutError):  # clients that hold a connection do not come back
-        await asyncio.wait_for(began.wait(), 1)
-    for _ in range(_IDLE_LOOKS):
-        if count["held"] >= numbers.get("idle connections", 0):
+    for _ in range(_LOOKS):
+        if count.total() >= BEGUN and count["held"] >= numbers.get("idle connections", 0):
             break
         await asyncio.sleep(0.1)
     print("ready", flush=True)

@@ -64,9 +64,13 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def write_hostile(store: Path, *names: str) -> None:
-    """Write each of them, or those of these names, into a folder of its name."""
-    for name in names or (*HOSTILE, *OTHERS):
+LOOP = "a loop of links"
+
+
+def write_hostile(store: Path) -> None:
+    """Write each of them into a folder of its name, and a link that leads to itself."""
+    (store / LOOP).symlink_to(LOOP)
+    for name in (*HOSTILE, *OTHERS):
         folder = store / name
         folder.mkdir()
         files = {"config.json": config(), "model.safetensors": header(LAYERS)} | HOSTILE.get(name, dict)()

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.support.models import echoing_model
@@ -97,6 +96,8 @@ def test_a_recorded_client_gets_its_call_and_then_its_answer(server: Server, cli
 
 
 def test_openais_sdk_continues_a_stored_response(server: Server) -> None:
+    import openai
+
     tools: Any = [{"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}]
     told = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import GenerationError
@@ -20,6 +19,9 @@ from tests.api.test_openai_tools import TIME, WEATHER
 from tests.integration.server.conftest import with_every_executor
 from tests.support.models import PROMPT, TINY_STORIES, echoing_model
 from tests.support.server import Server, serving
+
+if TYPE_CHECKING:
+    import openai
 
 pytestmark = pytest.mark.slow
 
@@ -36,6 +38,8 @@ ADDRESSES = (
 
 @contextmanager
 def openai_client(server: Server, address: str = "/v1") -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=server.url + address, api_key="none", max_retries=0) as client:
         yield client
 
@@ -48,6 +52,8 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_openais_client(server: Server, tokenizer: Tokenizer, address: str) -> None:
+    import openai
+
     asked: dict[str, Any] = {"model": "", "messages": MESSAGES, "max_tokens": 7, "temperature": 0}
     with openai_client(server, address) as client:
         whole = client.chat.completions.create(**asked, logprobs=True, n=2, seed=1)
@@ -92,6 +98,8 @@ def test_hugging_faces_client(server: Server, tokenizer: Tokenizer, address: str
 
 
 def test_errors_raise_what_the_client_has_for_them(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="", messages=MESSAGES, temperature=1.5, extra_body={"mirostat": 2})
     assert (refused.value.param, refused.value.code) == ("mirostat", "unsupported_parameter")
@@ -107,6 +115,8 @@ def test_errors_raise_what_the_client_has_for_them(client: openai.OpenAI) -> Non
 
 @with_every_executor
 def test_the_most_likely_tokens_come_from_an_engine_that_has_them(client: openai.OpenAI, executor: str) -> None:
+    import openai
+
     def ask() -> openai.types.chat.ChatCompletion:
         return client.chat.completions.create(
             model="", messages=MESSAGES, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from djl_trtllm.backends.scripted.executor import vector_of
@@ -86,6 +85,8 @@ def test_every_door_gives_the_vectors_of_the_texts_in_their_order(server: Server
 
 
 def test_openais_client_reads_the_vectors(server: Server, tokens: Tokenizer) -> None:
+    import openai
+
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     vectors = [expected(tokens, text) for text in TEXTS[:3]]
     in_base64 = client.embeddings.create(model="encoder", input=list(TEXTS[:3]))

@@ -59,7 +59,7 @@ def test_the_first_request_of_a_client_gets_a_place_of_a_flood_that_goes_on_afte
 #
 # (benchmarks/crowd.py measures how long it waits.)
 
-SECONDS = 6.0
+SECONDS = 3.0
 CROWD = Crowd(idle=1500, readers=40, senders=20, flooders=10)
 _MEMORY = 300e6
 

@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import signal
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.server.conftest import Start, with_every_executor
+from tests.integration.server.conftest import Start
 from tests.serving.test_kubernetes import PICKER, container, environment, triggers
 from tests.support.client import JSON, body, raw_post, read_all, read_until
 from tests.support.hostile import Pinging
@@ -97,44 +96,7 @@ def test_without_resuming_every_client_is_answered_and_the_next_request_works(
     assert len(server.hosts()) == 1
 
 
-@with_every_executor
-def test_streams_go_on_in_the_next_engine_process(start: Start) -> None:
-    server = start({"steps_per_second": 100})
-    streams: list[list[str]] = [[] for _ in range(8)]
-    enough = threading.Event()
-
-    def read(lines: list[str]) -> None:
-        content = body(1_000_000, stream=True)
-        with server.http.stream("POST", "/invocations", content=content, headers=JSON) as answer:
-            for line in answer.iter_lines():
-                lines.append(line)
-                if enough.is_set():
-                    return
-
-    def wait_for_more() -> None:
-        wanted = [len(lines) + 10 for lines in streams]
-        wait_until(lambda: all(len(lines) > count for lines, count in zip(streams, wanted, strict=True)))
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(read, lines) for lines in streams]
-        try:
-            for restarts in range(3):
-                wait_for_more()
-                server.host().kill()
-                wait_until(lambda: server.metric("executor_restarts_total") == restarts + 1)  # noqa: B023
-            wait_for_more()
-        finally:
-            enough.set()
-        for each in running:
-            each.result()
-    assert server.metric("resumed_total") == 24
-    longest = max(streams, key=len)
-    assert all(lines == longest[: len(lines)] for lines in streams)
-    *quiet, _ = outcome(server, len(longest), True).text.splitlines()
-    assert longest[:-1] == quiet
-
-
-@with_every_executor
+@pytest.mark.parametrize("executor", ["tensorrt_llm"], indirect=True, scope="session")
 def test_a_server_that_is_killed_takes_its_engine_process_along(start: Start) -> None:
     server = start({"steps_per_second": 100})
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.support.hostile import Times, late
-from tests.support.hostile_models import HOSTILE, LARGE, OTHERS, write_hostile, write_large
+from tests.support.hostile_models import HOSTILE, LARGE, LOOP, OTHERS, write_hostile, write_large
 from tests.support.models import scripted_model
 from tests.support.pings import cpu_seconds
 from tests.support.processes import PATIENCE, InBackground, wait_until
@@ -91,7 +91,7 @@ def register(server: Server, name: str, quiet: float, model_name: str = "m") -> 
     return answer, times
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, *OTHERS])
+@pytest.mark.parametrize("name", [*HOSTILE, *OTHERS, LOOP])
 def test_a_model_that_would_cost_much_is_refused_while_the_server_answers(
     server: Server, quiet: float, name: str
 ) -> None:
