@@ -94,9 +94,8 @@ _MOST_HOLDERS = 4
 class Affinity:
     """Chooses replicas. `slack`: how many more requests than the least loaded one a preferred replica may have."""
 
-    def __init__(self, slack: int, most_keys: int = _MOST_KEYS) -> None:
+    def __init__(self, slack: int) -> None:
         self.slack = slack
-        self._most_keys = most_keys
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
     def choose(self, keys: Sequence[bytes], loads: Mapping[str, int], earlier: str | None = None) -> str | None:
@@ -106,7 +105,7 @@ class Affinity:
         are not out of balance. For a prompt that is new it is the first of the two that the first key names that is
         not: several routers choose the same ones without knowing of each other.
         """
-        if not keys or not loads:
+        if not keys:
             return None
         most = min(loads.values()) + self.slack
         if earlier is not None and loads.get(earlier, most + 1) <= most:
@@ -124,11 +123,8 @@ class Affinity:
             others = tuple(other for other in self._holders.get(key, ()) if other != replica)
             self._holders[key] = (*others, replica)[-_MOST_HOLDERS:]
             self._holders.move_to_end(key)
-        while len(self._holders) > self._most_keys:
+        while len(self._holders) > _MOST_KEYS:
             self._holders.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._holders)
 
 
 def ranked(key: bytes, replicas: Iterable[str]) -> list[str]:

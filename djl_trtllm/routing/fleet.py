@@ -277,11 +277,7 @@ class Suspects:
 
     def sent(self, digest: str, replica: str) -> None:
         """A request went to a replica."""
-        now = self._clock()
-        sent = self._sent.setdefault(replica, deque(maxlen=_MOST_SENT))
-        sent.append((now, digest))
-        while sent[0][0] < now - RECENT_SECONDS:
-            sent.popleft()
+        self._sent.setdefault(replica, deque(maxlen=_MOST_SENT)).append((self._clock(), digest))
 
     def died(self, replica: str) -> set[str]:
         """The process of a replica has ended although nobody wanted that; what it was sent shortly before."""

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from djl_trtllm.api.front_end import with_attributes
+from djl_trtllm.batching.statistics import FIRST_TOKEN_SECONDS, PER_TOKEN_SECONDS
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.telemetry.reports import GRPC, LONGEST, Generated, ServedRequest
 from djl_trtllm.version import __version__
@@ -170,8 +171,9 @@ USAGE = "gen_ai.client.token.usage"
 
 _BUCKETS = {
     DURATION: tuple(0.01 * 2**power for power in range(14)),
-    FIRST: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-    EACH: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
+    # The conventions have the first of TensorRT-LLM's buckets.
+    FIRST: tuple(bound for bound in FIRST_TOKEN_SECONDS if bound <= 10.0),
+    EACH: tuple(bound for bound in PER_TOKEN_SECONDS if bound <= 2.5),
     USAGE: tuple(4**power for power in range(14)),
 }
 

@@ -473,7 +473,7 @@ def _usable(endpoint: str | None) -> str | None:
         return None
     try:
         address = urlsplit(endpoint)
-        usable = address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
+        usable = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
     except ValueError:
         usable = False
     if not usable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from djl_trtllm.request import (
     GenerationRequest,
     Guide,
     GuideKind,
+    Image,
     ImageSource,
     Pooling,
     RankedToken,
@@ -396,12 +398,23 @@ def test_a_message_has_what_the_request_asks_of_the_engine_and_nothing_else(lowe
     assert message(lower_case, asking()) == Submit(7, [3, 4], Sampling(9), [END])
     sampled = {"do_sample": True, "temperature": 0.7, "beam_width": 4, "length_penalty": 0.5, "n": 3, "seed": 5}
     guide, adapter = Guide(GuideKind.REGEX, "a+"), Adapter("french", 3, "adapters/french")
-    request = asking(**sampled, guide=guide, bad=("x", "y"), stop_token_ids=(4,), ignore_eos=True)
-    sent = Translator(lower_case).message(7, request, [3, 4], 9, 11, adapter, RequestOrigin("story-1", client="key:a"))
+    fields: dict[str, Any] = {"bad": ("x", "y"), "guide": guide, "top_logprobs": 2, "prompt_logprobs": 1}
+    fields["logit_bias"] = ((3, 1.0),)
+    request = asking(**sampled, **fields, stop_token_ids=(4,), ignore_eos=True, cache_salt="team")
+    origin = RequestOrigin("story-1", client="key:a", salt="key a")
+    images = (Image(b"a wolf", 3, 2, 5),)
+    sent = Translator(lower_case).message(7, request, [3, 4], 9, 11, adapter, origin, images)
     sampling = replace(request.sampling, max_new_tokens=9, seed=11)
-    assert sent == Submit(
-        7, [3, 4], sampling, [4], bad=("x", "y"), guide=guide, adapter=adapter, origin="story-1", client="key:a"
-    )
+    own: dict[str, Any] = {
+        "adapter": adapter,
+        "origin": "story-1",
+        "client": "key:a",
+        "cache_salt": "group team",
+        "images": images,
+    }
+    assert sent == Submit(7, [3, 4], sampling, [4], **fields, **own)
+    sent = Translator(lower_case).message(7, asking(), [3, 4], 9, None, None, origin)
+    assert sent.cache_salt == "key a", "prompts of a key are reused for that key alone"
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,10 @@ from tests.support.tables import by_rows, by_table
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
 
+from ray.serve.exceptions import RayServeException
+
+from djl_trtllm.cluster.router import PrefixRouter, Router
+
 
 def test_a_configuration_file_gives_values_and_serve_run_gives_texts() -> None:
     expected = ClusterArguments(model="/m", options={"option.dtype": "fp16"}, replicas=3, gpus=2, cpus=0.5, direct=True)
@@ -50,17 +54,34 @@ def model(tmp_path: Path) -> str:
     return str(scripted_model(tmp_path / "model"))
 
 
+class Deployments(dict[str, dict[str, Any]]):
+    """What `build` makes, by name: the options of each deployment, its class as `kind`, and what it is `bound` to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        monkeypatch.setattr("ray.serve.deployment", self._deployment)
+
+    def _deployment(self, kind: object, **options: Any) -> Any:
+        made = self[options["name"]] = {**options, "kind": kind}
+
+        def bind(*bound: object) -> dict[str, Any]:
+            made["bound"] = bound
+            return made
+
+        def with_options(**more: Any) -> Any:
+            made.update(more)
+            return SimpleNamespace(bind=bind)
+
+        return SimpleNamespace(bind=bind, options=with_options)
+
+
 def deployment_of(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The options of the deployment that `build` makes, and its class as `kind`."""
-    made: dict[str, Any] = {}
-
-    def deployment(kind: object, **options: Any) -> Any:
-        made.update(options, kind=kind)
-        return SimpleNamespace(bind=lambda: made)
-
-    monkeypatch.setattr("ray.serve.deployment", deployment)
-    assert build(arguments) is made
-    return dict(made)
+    """The only deployment that `build` makes."""
+    deployments = Deployments(monkeypatch)
+    built: object = build(arguments)
+    (made,) = deployments.values()
+    assert built == made
+    return made
 
 
 def test_arguments_and_limits_reach_the_deployment(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +90,9 @@ def test_arguments_and_limits_reach_the_deployment(model: str, monkeypatch: pyte
     made = deployment_of(monkeypatch, {"model": model, **given})
     assert (made["name"], made["num_replicas"]) == ("story", 3)
     # Ray's own limits are above those of the server.
-    assert made["max_ongoing_requests"] > 10_000
-    assert made["graceful_shutdown_timeout_s"] > 90
+    assert (made["max_ongoing_requests"], made["graceful_shutdown_timeout_s"]) == (100_000, 130)
+    assert (made["health_check_period_s"], made["health_check_timeout_s"]) == (5, 10)
+    assert made["max_constructor_retry_count"] == 3
     actor = made["ray_actor_options"]
     assert (actor["num_gpus"], actor["num_cpus"]) == (2, 0.5)
     environ = actor["runtime_env"]["env_vars"]
@@ -94,20 +116,12 @@ def test_only_proxies_that_are_named_say_who_a_client_is(model: str, monkeypatch
 
 
 def test_several_replicas_have_a_router_where_haproxy_can_ask_one(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    of_ray = ray_names.with_router
-    routed: list[Any] = []
-
-    def with_router(application: Any, router: Any) -> Any:
-        routed.append(router)
-        return of_ray(application, router)
-
-    monkeypatch.setattr(ray_names, "with_router", with_router)
-
     def has_router(**arguments: Any) -> bool:
-        routed.clear()
+        deployments = Deployments(monkeypatch)
         build({"model": model, **arguments})
-        return bool(routed)
+        return len(deployments) > 1
 
+    monkeypatch.setattr(ray_names, "with_router", lambda application, router: application)
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
     assert not has_router(replicas=2)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
@@ -115,6 +129,48 @@ def test_several_replicas_have_a_router_where_haproxy_can_ask_one(model: str, mo
     if not ray_names.has_routers():
         pytest.skip("this Ray asks no router of ours")
     assert has_router(replicas=2) and has_router(autoscale="1:2")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_replicas_and_their_router_know_each_other(model: str, replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    if not ray_names.has_routers():
+        pytest.skip("this Ray asks no router of ours")
+    context = SimpleNamespace(replica_id=SimpleNamespace(to_full_id_str=lambda: "story#1"), app_name="default")
+    monkeypatch.setattr("ray.serve.get_replica_context", lambda: context)
+    monkeypatch.setattr("ray.serve.get_deployment_handle", lambda *names: names)
+    monkeypatch.setattr("ray.serve.ingress", lambda *made: lambda kind: (kind, *made))
+    monkeypatch.setattr(ray_names, "with_router", lambda application, router: (application, router))
+    made, several = Deployments(monkeypatch), replicas > 1
+    built: Any = build({"model": model, "name": "story", "replicas": replicas})
+    _, application = made["story"]["kind"]
+    app = application()
+    assert (app.name, app.router) == ("story#1", ("story-router", "default") if several else None)
+    assert ("user_config" in app.context.unchangeable) == several
+    if not several:
+        assert (built, list(made)) == (made["story"], ["story"])
+        return
+    router = made["story-router"]
+    assert built == (made["story"], router)
+    assert (router["kind"], router["bound"]) == ((Router,), (made["story"],))
+    assert router["ray_actor_options"] == {"num_cpus": 0, "runtime_env": {"env_vars": ray_names.OF_ROUTERS}}
+    assert router["max_ongoing_requests"] == 100_000
+    assert router["logging_config"]["enable_access_log"] is False
+    config = made["story"]["request_router_config"]
+    assert config.get_request_router_class() is PrefixRouter
+    assert config.request_routing_stats_period_s == 1
+
+
+def test_a_replica_that_has_to_be_reached_directly_does_not_start_behind_a_proxy(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+    monkeypatch.setattr("ray.serve.ingress", lambda application: lambda kind: application)
+    for direct in (True, False):
+        application = deployment_of(monkeypatch, {"model": model, "direct": direct})["kind"]
+        # Only where a replica runs is there its context.
+        with pytest.raises(ConfigError if direct else RayServeException):
+            application()
 
 
 def test_the_installed_ray_has_the_names_that_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from djl_trtllm.cluster import driver
 from djl_trtllm.cluster.driver import Task
 from djl_trtllm.errors import DjlTrtllmError
 from tests.support.models import scripted_model
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
 
@@ -26,6 +26,8 @@ class PlayedServe:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
+        self.given: dict[str, dict[str, Any]] = {}
+        """The keywords of each call."""
         self.error: Exception | None = None
         self.deployment = SimpleNamespace(message="")
         deployments = {"djl-trtllm-router": SimpleNamespace(message=""), "djl-trtllm": self.deployment}
@@ -39,8 +41,9 @@ class PlayedServe:
         monkeypatch.setattr("djl_trtllm.cluster.driver.build", lambda arguments: arguments)
 
     def _noted(self, name: str, result: object = None) -> Any:
-        def call(*_: Any, **__: Any) -> object:
+        def call(*_: Any, **given: Any) -> object:
             self.calls.append(name)
+            self.given[name] = given
             if name == "run" and self.error is not None:
                 raise self.error
             return result
@@ -85,6 +88,28 @@ def model(tmp_path: Path) -> str:
 def serve_by(channel: Channel, model: str, **arguments: Any) -> None:
     with contextlib.ExitStack() as ending:
         driver.serve(Task({"model": model, **arguments}), channel.theirs, ending)
+
+
+@by_rows(("here", "replicas", "cpus"), [(3, 4, 6), (9, 4, 9), (None, 1, 2)])
+def test_ray_and_serve_start_as_the_task_says_and_ray_counts_cpus_for_all_replicas(
+    here: int | None,
+    replicas: int,
+    cpus: int,
+    model: str,
+    serve: PlayedServe,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve.applications.clear()
+    monkeypatch.setattr("os.cpu_count", lambda: here)
+    task = Task({"model": model, "replicas": replicas, "cpus": 1.5}, "story", "/story", "127.0.0.2", 8123)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.ExitStack() as ending:
+        driver.serve(task, theirs, ending)
+    init, start, run = (serve.given[name] for name in START)
+    assert (init["address"], init["num_cpus"], init["include_dashboard"]) == ("local", cpus, False)
+    assert start["proxy_location"] == "HeadOnly"
+    assert start["http_options"] == {"host": "127.0.0.2", "port": 8123}
+    assert (run["name"], run["route_prefix"]) == ("story", "/story")
 
 
 def test_the_application_is_removed_when_the_other_side_closes(

@@ -60,19 +60,17 @@ def test_a_new_prompt_goes_to_the_second_choice_if_the_first_is_out_of_balance_a
 
 def test_requests_without_a_key_have_no_choice() -> None:
     assert Affinity(slack=4).choose((), IDLE) is None
-    assert Affinity(slack=4).choose(keys("1"), {}) is None
 
 
 def test_keys_that_were_not_seen_for_the_longest_time_are_forgotten() -> None:
-    affinity = Affinity(slack=4, most_keys=3)
+    affinity = Affinity(slack=4)
     first = ranked(b"1", REPLICAS)[0]
     other = next(replica for replica in REPLICAS if replica != first)
-    affinity.learn(keys("1", "2", "3"), other)
+    affinity.learn(keys("1", *(f"before {number}" for number in range(99_999))), other)
     affinity.learn(keys("1"), other)
-    affinity.learn(keys("4"), other)
-    assert len(affinity) == 3
+    affinity.learn((f"after {number}".encode() for number in range(99_999)), other)
     assert affinity.choose(keys("1"), IDLE) == other
-    affinity.learn(keys("5", "6", "7"), other)
+    affinity.learn(keys("2"), other)
     assert affinity.choose(keys("1"), IDLE) == first
 
 

@@ -168,12 +168,14 @@ def test_the_conversations_that_went_on_longest_ago_are_forgotten(monkeypatch: p
 
 
 def test_deaths_that_other_routers_have_seen_count() -> None:
-    fleet, questions = Fleet(slack=2), [Question.of(b"bad"), Question.of(b"worse")]
+    sent: list[Sent] = []
+    fleet, questions = Fleet(slack=2, on_sent=sent.append), [Question.of(b"bad"), Question.of(b"worse")]
     for replica in "ab":
         fleet.accuse([question.digest for question in questions], replica)
     for question in questions:
         fleet.route(question, IDLE)
         assert question.refused_for > 0
+    assert sent == [], "it goes to no replica"
 
 
 @contextlib.asynccontextmanager

@@ -28,7 +28,7 @@ def snapshot(present: int, metrics: dict[str, list[float]]) -> Any:
         aggregated_metrics={name: dict(enumerate(values)) for name, values in metrics.items()},
         current_num_replicas=present,
         capacity_adjusted_min_replicas=1,
-        capacity_adjusted_max_replicas=6,
+        capacity_adjusted_max_replicas=20,
     )
 
 

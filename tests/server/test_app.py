@@ -7,11 +7,14 @@ import logging
 import shlex
 import signal
 import socket
+import ssl
 import threading
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import grpc
+import httpx
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
@@ -30,7 +33,7 @@ from tests.server.application import body
 from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
-from tests.support.server import free_port
+from tests.support.server import Certificates, free_port
 from tests.support.tables import by_table
 from tests.support.virtual_time import in_real_time, until
 
@@ -423,6 +426,53 @@ def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_none_open() 
             with pytest.raises(ConfigError, match=message):
                 options = Options(host="127.0.0.1", port=own, triton_http_port=further, triton_metrics_port=port)
                 asyncio.run(refused(options))
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@in_real_time
+async def test_a_server_answers_on_all_its_ports_from_its_start_to_its_end(
+    hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture, tls: bool
+) -> None:
+    caplog.set_level("INFO", "djl_trtllm.server.app")
+    files, scheme = Certificates(tmp_path) if tls else None, "https" if tls else "http"
+    given = {} if files is None else {"certificate_file": files.certificate, "private_key_file": files.key}
+    http, rpc = free_port(), free_port()
+    options = Options(host="127.0.0.1", port=0, triton_http_port=http, triton_grpc_port=rpc, **given)
+    server, before = Server(options, [preparing(tokenizer)], None), asyncio.all_tasks()
+    serving = asyncio.ensure_future(server.serve())
+    await until(lambda: len(caplog.messages) == 3)
+    own = int(caplog.messages[0].rpartition(":")[2])
+    assert caplog.messages == [
+        f"listening on {scheme}://127.0.0.1:{own}",
+        f"listening on {scheme}://127.0.0.1:{http} as well (triton_http_port)",
+        f"listening on 127.0.0.1:{rpc} for gRPC (triton_grpc_port)",
+    ]
+    trust = ssl.create_default_context(cafile=files.authority) if files else True
+    async with httpx.AsyncClient(verify=trust, trust_env=False) as client:
+        for port in (own, http):
+            assert (await client.get(f"{scheme}://127.0.0.1:{port}/v2/health/live")).status_code == 200
+    credentials = grpc.ssl_channel_credentials(files.authority.read_bytes()) if files else None
+    made = partial(grpc.aio.secure_channel, credentials=credentials) if files else grpc.aio.insecure_channel
+    async with made(f"127.0.0.1:{rpc}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 60)
+    server.handle_exit(signal.SIGTERM, None)
+    await asyncio.wait_for(serving, 60)
+    for port in (own, http, rpc):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+    assert (asyncio.all_tasks(), server.exit_status, [host.closed for host in hosts.made]) == (before, 0, [True])
+
+
+@in_real_time
+async def test_a_server_whose_port_is_in_use_ends_with_1_before_a_model_is_prepared(
+    hosts: Hosts, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = Server(Options(host="127.0.0.1", port=port), [preparing(tokenizer)], None)
+        await asyncio.wait_for(server.serve(), 60)
+    assert (server.exit_status, server.started, hosts.made) == (1, False, [])
+    assert f"inference_port={port}: cannot listen on 127.0.0.1:{port}" in caplog.text
 
 
 URL = "http://localhost:8080"

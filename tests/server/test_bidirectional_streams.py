@@ -36,6 +36,7 @@ class Socket:
         headers: Sequence[tuple[bytes, bytes]] = (),
         port: int = 8080,
         client: str = "127.0.0.1",
+        root: str = "",
     ) -> None:
         """`replies`: the server may refuse the handshake with a response of its own."""
         self.sent: list[Message] = []
@@ -45,7 +46,8 @@ class Socket:
         scope = {
             "type": "websocket",
             "scheme": "ws",
-            "path": path,
+            "path": root + path,
+            "root_path": root,
             "query_string": query,
             "headers": [(b"content-length", b"0"), (b"x-team", b"blue"), *headers],
             "server": ("127.0.0.1", port),
@@ -258,8 +260,9 @@ async def test_other_paths_and_too_many_sockets_are_refused(
     plain = Socket(app, path="/invocations")
     await plain.task
     assert [message["type"] for message in plain.sent] == ["websocket.close"]
-    first = Socket(app)
+    first = Socket(app, root="/app")
     await until(lambda: bool(first.sent))
+    assert first.sent == [{"type": "websocket.accept"}]
     second = Socket(app, replies=True)
     await second.task
     assert second.sent[0]["status"] == 503

@@ -25,6 +25,7 @@ from djl_trtllm.server.app import bind_grpc
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcServer
 from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.service.clients import label
 from djl_trtllm.service.lifecycle import Registry, ServedModel
 from djl_trtllm.telemetry import Telemetry
 from tests.api.models import check_golden
@@ -155,13 +156,16 @@ def varint(number: int) -> bytes:
 async def test_calls_are_counted_by_their_status_and_those_for_health_are_quiet(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quiet: dict[str, bool] = {}
-    monkeypatch.setattr(Telemetry, "ended", lambda _, request: quiet.update({request.path: request.quiet}))
+    ended: dict[str, tuple[bool, str]] = {}
+    monkeypatch.setattr(
+        Telemetry, "ended", lambda _, request: ended.update({request.path: (request.quiet, request.client)})
+    )
+    client_label = label("address 127.0.0.1")
 
     async with with_model(hosts, tokenizer) as (app, _, client):
         await client.ask("ServerLive")
         await client.infer(message(3, stream=False))
-        await until(lambda: quiet == {"ServerLive": True, "ModelInfer": False})
+        await until(lambda: ended == {"ServerLive": (True, client_label), "ModelInfer": (False, client_label)})
         for ask in (client.ask("ModelMetadata", name="hen"), client.infer(message(3, "hen", stream=False))):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask

@@ -15,13 +15,13 @@ from djl_trtllm.api.dialects.triton.rpc import (
     parse_rpc,
 )
 from djl_trtllm.config import Options
-from djl_trtllm.errors import GenerationError, InvalidRequestError, UnknownModelError
+from djl_trtllm.errors import GenerationError, InvalidRequestError, TooManyRequestsError, UnknownModelError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token, joined
 from djl_trtllm.server import grpc_front_end
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcStream, Models, RpcRequests, Running, SlowClient, WholeResponse
-from djl_trtllm.service.clients import Clients
+from djl_trtllm.service.clients import Caller, Clients
 from djl_trtllm.service.lifecycle import Registry
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from djl_trtllm.telemetry.reports import Generated
@@ -31,10 +31,12 @@ from tests.support.in_process import PROMPT, Hosts
 CALLER = Clients(Options()).caller(None, {}, None)
 
 
-def message(tokens: int = 4, name: str = "story", identifier: str = "7", *, stream: bool = True) -> bytes:
+def message(
+    tokens: int = 4, name: str = "story", identifier: str = "7", *, stream: bool = True, prompt: str = PROMPT
+) -> bytes:
     made = ModelInferRequest(model_name=name, id=identifier)
     made.parameters["triton_enable_empty_final_response"].bool_param = True
-    made.inputs.add(name="text_input", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(PROMPT.encode())
+    made.inputs.add(name="text_input", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(prompt.encode())
     made.inputs.add(name="max_tokens", datatype="INT32", shape=(1, 1)).contents.int_contents.append(tokens)
     made.inputs.add(name="stream", datatype="BOOL", shape=(1, 1)).contents.bool_contents.append(stream)
     data: bytes = made.SerializeToString()
@@ -62,16 +64,22 @@ class Told(Telemetry):
         self._requests.append(request)
 
 
-def requests(registry: Registry, context: ServerContext | None = None) -> RpcRequests:
+def requests(registry: Registry, context: ServerContext | None = None, caller: Caller = CALLER) -> RpcRequests:
     context = context or ServerContext(Options())
-    return RpcRequests(context, TRITON, TRITON.rpc_service(), Models(registry, TRITON), CALLER)
+    return RpcRequests(context, TRITON, TRITON.rpc_service(), Models(registry, TRITON), caller)
 
 
 class Talk:
     """A stream over a model, and what its client sends and receives."""
 
     def __init__(
-        self, registry: Registry, *, fails: bool = False, write_timeout: float = 30.0, memory: int = 1_000_000
+        self,
+        registry: Registry,
+        *,
+        fails: bool = False,
+        write_timeout: float = 30.0,
+        memory: int = 1_000_000,
+        caller: Caller = CALLER,
     ) -> None:
         self.received: list[Any] = []
         self._reads = asyncio.Event()
@@ -82,7 +90,7 @@ class Talk:
         options = Options(stream_write_timeout=write_timeout, max_body_memory=memory)
         context = ServerContext(options, telemetry=Told(self.told))
         self.bodies = context.bodies
-        self.stream = GrpcStream(self._write, requests(registry, context), call, fails)
+        self.stream = GrpcStream(self._write, requests(registry, context, caller), call, fails)
         self.task = asyncio.ensure_future(self.stream.run(self._requests()))
 
     def reads(self, whether: bool) -> None:
@@ -301,6 +309,33 @@ async def test_a_stream_has_a_number_of_requests_at_most(
         await asyncio.wait_for(talk.task, 30)
 
 
+async def test_requests_count_with_their_client_until_they_end_or_are_refused(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    caller = Clients(Options(max_requests_per_client=1)).caller("web-app", {}, None)
+    async with application(tokenizer) as served:
+        talk = Talk(served.registry, caller=caller)
+        talk.send(message(prompt=PROMPT * 200), message(2, identifier="a"), message(2, identifier="b"))
+        await settle()
+        hosts.last.step(2)
+        await settle()
+        talk.send(message(1, identifier="c"), None)
+        await settle()
+        hosts.last.step()
+        await asyncio.wait_for(talk.task, 30)
+        assert ["max_requests_per_client is 1" in error for error in talk.errors] == [False, True]
+        assert [(one.id, one.status) for one in talk.told] == [
+            ("7", "INVALID_ARGUMENT"),
+            ("b", "RESOURCE_EXHAUSTED"),
+            ("a", "OK"),
+            ("c", "OK"),
+        ]
+        assert {one.client for one in talk.told} == {"web-app"}
+        await begun(served.registry, WholeResponse(), caller)
+        with pytest.raises(TooManyRequestsError):
+            await begun(served.registry, WholeResponse(), caller)
+
+
 async def test_a_stream_that_is_to_end_waits_for_what_runs(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         talk = Talk(served.registry)
@@ -330,8 +365,8 @@ async def test_one_request_by_itself(hosts: Hosts, tokenizer: Tokenizer) -> None
             await requests(served.registry).read(b"\xff", request())
 
 
-async def begun(registry: Registry, response: WholeResponse) -> Running:
-    reading = requests(registry)
+async def begun(registry: Registry, response: WholeResponse, caller: Caller = CALLER) -> Running:
+    reading = requests(registry, caller=caller)
     read = await reading.read(message(2, stream=False), request())
     return await reading.start(read, 100, response.deliver, request(), stream=False)
 

@@ -17,6 +17,7 @@ import djl_trtllm.server.monitor
 from djl_trtllm.batching.statistics import Histogram, RequestRecord, Statistics
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ModelError, OverloadedError
+from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, RequestOrigin
 from djl_trtllm.server.access import Access, ApiKey, Role
@@ -199,6 +200,23 @@ async def test_a_request_from_the_queue_to_its_end(hosts: Hosts, tokenizer: Toke
     assert (after["running"], after["waiting"], after["live"]) == (0, 0, 0)
     assert [(row[8], row[10]) for row in after["rows"]] == [(2, "length")] * 2
     assert PROMPT.split()[1] not in str(after)
+    await model.close()
+
+
+async def test_a_snapshot_has_the_figures_of_all_workers(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    model = ServedModel("story", "/story")
+    lengths: dict[str, Any] = {"max_input_len": 50, "max_seq_len": 70}
+    await model.load(lambda: played_model(tokenizer, max_rolling_batch_size=3, job_queue_size=5, **lengths), 2)
+    model.workers[1].restarts = 4
+    for worker, used in zip(model.workers, (11, 7), strict=True):
+        assert worker.batch is not None
+        worker.batch.engine_stats = Stats(kv_usage=used / 100, kv_blocks=100, kv_blocks_used=used)
+    await ask(model.workers[0], n=2, do_sample=True)
+    found = shown(model)["model"]
+    assert (found["workers"], found["restarts"], found["memory"]) == (2, 4, 2 * hosts.resident)
+    assert found["limits"] == {"batch": 6, "queue": 10, "prompt": 50, "sequence": 70}
+    assert found["kv"] == {"usage": 0.11, "blocks": 200, "used": 18}
+    assert (found["live"], found["running"], found["prefill"]) == (1, 2, 2)
     await model.close()
 
 
@@ -395,6 +413,7 @@ async def test_the_page_may_load_nothing_from_elsewhere() -> None:
         assert "default-src 'self'" in policy
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
+        assert answer.headers["referrer-policy"] == "no-referrer"
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 

@@ -16,8 +16,10 @@ import pytest
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from djl_trtllm.api.base import Reply
 from djl_trtllm.api.dialects.embeddings import EMBEDDINGS, TEI
 from djl_trtllm.api.dialects.lmi.dialect import Lmi
+from djl_trtllm.api.dialects.openai.dialect import OPENAI
 from djl_trtllm.api.dialects.rerank import RERANK
 from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.openapi import describe, document
@@ -40,6 +42,7 @@ from tests.support.asgi import JSON, lifespan
 from tests.support.dialogues import Dialogues
 from tests.support.in_process import PROMPT, Hosts
 from tests.support.plugin import TRIAL, Trial
+from tests.support.processes import PATIENCE
 from tests.support.tables import by_rows, by_table
 from tests.support.virtual_time import until
 
@@ -228,6 +231,28 @@ async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tok
 async def test_pages_take_get_and_head(method: str, path: str) -> None:
     async with application() as served:
         assert (await served.client.get(path, method=method)).status == 200
+
+
+async def test_two_actions_run_64_wait_and_the_next_one_is_refused(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+
+    def act(*_: object) -> Reply:
+        assert free.wait(PATIENCE)
+        return Reply.json({})
+
+    monkeypatch.setattr(type(OPENAI), "act", act)
+    content = b'{"model": "story", "prompt": "a wolf"}'
+    async with application(tokenizer) as served:
+        asked = [served.client.begin("POST", "/tokenize", content) for _ in range(66)]
+        await asyncio.sleep(0.1)
+        refused = await served.client.post("/tokenize", content)
+        free.set()
+        assert [(await each.end()).status for each in asked] == [200] * 66
+        assert "64 requests wait that do not generate" in refused.body.decode()
+        assert refused.headers["retry-after"] == "1"
+        assert (await served.client.post("/tokenize", content)).status == 200
 
 
 async def test_the_application_has_a_life() -> None:

@@ -327,6 +327,16 @@ def test_a_remote_model_that_is_not_there_cannot_be_served(hub: Path) -> None:
     assert found.refusal == "cannot download acme/other: there is no such model"
 
 
+def test_offline_nothing_of_a_remote_model_is_looked_at(hub: Path, tmp_path: Path) -> None:
+    folder = properties(tmp_path / "story", "option.model_id=acme/story", "option.max_input_len=77")
+    hub.rename(tmp_path / "out of reach")
+    for named in (str(folder), "acme/story"):
+        found = preview(named, {"OPTION_MAX_INPUT_LEN": "77"}, offline=True)
+        assert (found.config.options.max_input_len, found.plan, found.refusal, found.offline) == (77, None, None, True)
+        assert found.remarks == ("not planned: acme/story is looked at when it is served (--offline)",)
+    assert "expected s3://BUCKET/PREFIX" in str(preview("s3://", {}, offline=True).refusal)
+
+
 def test_a_local_model_has_its_weights_checked(checkpoint: Path, tmp_path: Path) -> None:
     for weights in checkpoint.glob("*.safetensors"):
         weights.write_bytes(b"")
@@ -342,6 +352,7 @@ def test_an_archive_in_s3_is_looked_for_and_not_fetched(monkeypatch: pytest.Monk
         found = preview(named, {})
         assert (found.plan, found.refusal) == (None, None)
         assert "not planned: s3://models/story.tar.gz is opened when it is served" in found.remarks[0]
+        assert "(--offline)" in preview(named, {}, offline=True).remarks[0]
     assert [str(address) for address in asked] == ["s3://models/story.tar.gz"] * 2
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, OverloadedError, SessionError, TooManyRequestsError
+from djl_trtllm.request import RequestOrigin
 from djl_trtllm.service import clients as module
 from djl_trtllm.service.clients import Clients, Places, Sessions, open_sessions
 from tests.support.tables import by_rows, by_table
@@ -62,6 +63,16 @@ def test_a_label_has_the_name_of_a_key_and_of_others_a_hash(
     caller = some.caller(key, headers, address)
     assert caller.label == caller.origin("r-1", "lmi").client_label == label
     assert module.label(some.client(key, headers, address)) == label
+
+
+@by_rows(("keys_file", "key", "salt"), [("keys.yaml", "web", "key web"), ("keys.yaml", None, ""), (None, "web", "")])
+def test_a_request_has_its_clients_share_priority_and_label_and_of_several_keys_its_own_prompts(
+    keys_file: str | None, key: str | None, salt: str
+) -> None:
+    some = clients(client_header="x-user-id", priority_header="x-priority", api_keys_file=keys_file and Path(keys_file))
+    caller = some.caller(key, {"x-user-id": "ann", "x-priority": "high"}, None)
+    share, label = ("header ann", module.label("header ann")) if key is None else ("key web", "web")
+    assert caller.origin("r-1", "lmi") == RequestOrigin("r-1", "lmi", share, 1, label, salt)
 
 
 def test_a_long_name_takes_no_more_memory_than_a_short_one() -> None:

@@ -113,7 +113,7 @@ def test_traces_go_to_the_endpoint_of_the_option(
     assert not opens("metrics", {"SERVING_OTLP_TRACES_ENDPOINT": given, **more})
 
 
-@pytest.mark.parametrize("given", ["collector:4318", "http://:4318", "http://x:port"])
+@pytest.mark.parametrize("given", ["collector:4318", "http://:4318", "http://x:port", "http://x:0"])
 def test_an_endpoint_is_an_address(given: str) -> None:
     with pytest.raises(ConfigError) as caught:
         opens("traces", {"SERVING_OTLP_TRACES_ENDPOINT": given})
