@@ -9,11 +9,11 @@ A package's own tests are those of `tests/PACKAGE/` that are not marked slow. Th
 test runs; then a mutant gets the tests that run its line, the fastest first, and if it survives them the others of the
 same files that run its module: a fixture or a cache that they share has run the line in the first one only. A line that
 runs at import, such as a row of a table or a field of a class, gets all tests of the package, those that run its module
-first. The modules that stand in no package have `tests/test_*.py`, and the tests of all packages that run the line. A
-mutant is killed when a test fails or takes too long. Tests that fail without a mutant are named, and kill none. What
-survives is printed: a test is missing there, or the line is not needed, or the mutant is equivalent. Equivalent mutants
-stand in `equivalent_mutants.yaml`, each with its reason. The sample follows from --seed, and hypothesis' examples are
-the same for each mutant.
+first. The modules that stand in no package have `tests/test_*.py`; a mutant that survives those gets the tests that run
+its line in each package that names the module. A mutant is killed when a test fails or takes too long. Tests that fail
+without a mutant are named, and kill none. What survives is printed: a test is missing there, or the line is not needed,
+or the mutant is equivalent. Equivalent mutants stand in `equivalent_mutants.yaml`, each with its reason. The sample
+follows from --seed, and hypothesis' examples are the same for each mutant.
 
 The tests run in a copy of the repository and in process and mount namespaces of their own (Linux, with util-linux),
 where /opt is read-only, each mutant in a process forked from one that has the libraries loaded.
@@ -27,17 +27,21 @@ import json
 import math
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
+from threading import Lock
 
 from rich.console import Console
 from rich.table import Table
@@ -114,18 +118,18 @@ class Sandbox:
 
 
 @contextmanager
-def sandboxes(count: int) -> Iterator[Queue[Sandbox]]:
-    """Make several copies of the repository, to take and to put back."""
+def sandboxes(folder: Path, count: int) -> Iterator[Queue[Sandbox]]:
+    """Make several copies of the repository below a folder, to take and to put back."""
     queue: Queue[Sandbox] = Queue()
-    with tempfile.TemporaryDirectory(prefix="mutate-") as scratch:
-        made = [Sandbox(Path(scratch) / str(number)) for number in range(count)]
+    made: list[Sandbox] = []
+    try:
+        for number in range(count):
+            made.append(Sandbox(folder / str(number)))
+            queue.put(made[-1])
+        yield queue
+    finally:
         for sandbox in made:
-            queue.put(sandbox)
-        try:
-            yield queue
-        finally:
-            for sandbox in made:
-                sandbox.close()
+            sandbox.close()
 
 
 @contextmanager
@@ -150,16 +154,27 @@ def tests_of(package: str) -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("test_*.py"))
 
 
+def packages_that_name(module: str) -> list[str]:
+    """Return the packages whose modules or tests name a module that stands in no package, such as `files.py`."""
+    name = re.compile(rf"\b{PACKAGE}(?:\.| import .*\b){Path(module).stem}\b")
+    folders = sorted(file.parent for file in (ROOT / PACKAGE).glob("*/__init__.py"))
+    return [
+        folder.name
+        for folder in folders
+        if any(
+            name.search(file.read_text())
+            for where in (folder, ROOT / "tests" / folder.name)
+            for file in where.rglob("*.py")
+        )
+    ]
+
+
 @dataclass
 class Suite:
-    """The tests of a package: the seconds that each takes, and for each module and line the tests that run it.
-
-    `others` are the suites of other packages, whose tests are used for the lines that they run.
-    """
+    """The tests of a package: the seconds that each takes, and for each module and line the tests that run it."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     modules: dict[str, dict[int, list[str]]] = field(default_factory=dict)
-    others: list[Suite] = field(default_factory=list)
 
     @classmethod
     def measured(cls, package: str, sandbox: Sandbox) -> Suite:
@@ -195,13 +210,41 @@ class Suite:
         line of its module, and a process that a test starts may run one.
         """
         near = {test for tests in self.modules.get(module, {}).values() for test in tests}
-        suites = () if imported else (self, *self.others)
-        running = {test: one.seconds[test] for one in suites for test in one.modules.get(module, {}).get(line, ())}
+        running = {} if imported else self.running(module, line)
         if not running:
             return [dict(sorted(self.seconds.items(), key=lambda each: (each[0] not in near, each[1])))]
         files = {test.partition("::")[0] for test in running}
         beside = {test: self.seconds[test] for test in near - running.keys() if test.partition("::")[0] in files}
-        return [dict(sorted(part.items(), key=lambda each: each[1])) for part in (running, beside)]
+        return [running, dict(sorted(beside.items(), key=lambda each: each[1]))]
+
+    def running(self, module: str, line: int) -> dict[str, float]:
+        """Return the tests that run a line with their seconds, the fastest first."""
+        tests = {test: self.seconds[test] for test in self.modules.get(module, {}).get(line, ())}
+        return dict(sorted(tests.items(), key=lambda each: each[1]))
+
+
+class Suites:
+    """The suites of all packages, each measured when it is first asked for. Threads may ask."""
+
+    def __init__(self, **measured: Suite) -> None:
+        self._measured = measured
+        self._locks: defaultdict[str, Lock] = defaultdict(Lock)
+
+    def of(self, package: str, sandbox: Sandbox) -> Suite:
+        """Return the suite of a package, measured in this sandbox if it is new."""
+        with self._locks[package]:
+            if package not in self._measured:
+                self._measured[package] = Suite.measured(package, sandbox)
+            return self._measured[package]
+
+    def parts(self, name: str, mutant: Mutant, sandbox: Sandbox) -> Iterator[dict[str, float]]:
+        """Yield the parts of the tests for a mutant (see `Suite.parts`), each when the one before has passed."""
+        package = package_of(name)
+        yield from self.of(package, sandbox).parts(name, mutant.line, imported=mutant.in_no_function)
+        if not package and not mutant.in_no_function:
+            # Those that are measured come first.
+            for other in sorted(packages_that_name(name), key=lambda other: (other not in self._measured, other)):
+                yield self.of(other, sandbox).running(name, mutant.line)
 
 
 @dataclass
@@ -253,9 +296,7 @@ def chosen(names: list[str], sample: int | None, seed: int) -> list[tuple[str, M
     return picked
 
 
-def fate(
-    name: str, mutant: Mutant, suites: dict[str, Suite], pool: Queue[Sandbox], deadline: float = math.inf
-) -> str | None:
+def fate(name: str, mutant: Mutant, suites: Suites, pool: Queue[Sandbox], deadline: float = math.inf) -> str | None:
     """Return "equivalent"; "survived" if all tests of a mutant's line pass with it, else "killed".
 
     None after the deadline, a time of `time.monotonic`, at which the tests are ended.
@@ -264,25 +305,21 @@ def fate(
         return "equivalent"
     source = (ROOT / PACKAGE / name).read_text()
     changed = mutant.applied(source)
-    suite = suites[package_of(name)]
-    parts = [tests for tests in suite.parts(name, mutant.line, imported=mutant.in_no_function) if tests]
-    if changed is None or not parts:
+    if changed is None:
         return "survived"
-    seconds = [sum(tests.values()) * _PATIENCE + _GRACE_SECONDS for tests in parts]
     with taken(pool) as sandbox:
-        if deadline <= time.monotonic():
+        if time.monotonic() >= deadline:
             return None
-        try:
+        for tests in filter(None, suites.parts(name, mutant, sandbox)):
+            seconds = min(_LONGEST_SECONDS, sum(tests.values()) * _PATIENCE + _GRACE_SECONDS)
             sandbox.write(name, changed)
-            passed = all(
-                sandbox.passes(list(tests), min(_LONGEST_SECONDS, most, max(0.0, deadline - time.monotonic())))
-                for tests, most in zip(parts, seconds, strict=True)
-            )
-        finally:
-            sandbox.write(name, source)
-    if time.monotonic() >= deadline:
-        return None
-    return "survived" if passed else "killed"
+            try:
+                passed = sandbox.passes(list(tests), min(seconds, deadline - time.monotonic()))
+            finally:
+                sandbox.write(name, source)
+            if not passed:
+                return "killed" if time.monotonic() < deadline else None
+    return "survived" if time.monotonic() < deadline else None
 
 
 def table_of(scores: list[Score], title: str) -> Table:
@@ -328,18 +365,14 @@ def main() -> None:
     if shutil.which(NAMESPACE[0]) is None or subprocess.run([*NAMESPACE, "true"], check=False).returncode:
         raise SystemExit("mutants may end any process, and unshare can make no namespace for them here")
     scores = {package: Score(package or "(modules)") for package in sorted({package_of(name) for name in names})}
-    with sandboxes(arguments.jobs) as pool, ThreadPoolExecutor(arguments.jobs) as threads:
-
-        def measure(package: str) -> Suite:
-            with taken(pool) as sandbox:
-                return Suite.measured(package, sandbox)
-
-        used = sorted({package_of(name) for name, _ in picked})
-        if "" in used:
-            used = sorted({package_of(name) for name in modules([""])})
-        suites = dict(zip(used, threads.map(measure, used), strict=True))
-        if "" in suites:
-            suites[""].others = [suite for package, suite in suites.items() if package]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with (
+        tempfile.TemporaryDirectory(prefix="mutate-") as scratch,
+        ThreadPoolExecutor(arguments.jobs) as threads,
+        # They end first, and with them what the threads wait for.
+        sandboxes(Path(scratch), arguments.jobs) as pool,
+    ):
+        suites = Suites()
         outcomes = threads.map(lambda one: fate(one[0], one[1], suites, pool, deadline), picked)
         for (name, mutant), outcome in zip(picked, outcomes, strict=True):
             scores[package_of(name)].count(outcome)

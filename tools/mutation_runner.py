@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -95,17 +96,18 @@ def run(tests: list[str], report: str | None) -> int:
 
 
 def wait(pid: int, seconds: float) -> str:
-    """Return how a child ended."""
+    """Return how a child ended. It is ended after a time, and when nobody asks any more: standard input is closed."""
+    asking = select.poll()
+    asking.register(sys.stdin, 0)  # reports the end only
     deadline = time.monotonic() + seconds
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             outcome = str(os.waitstatus_to_exitcode(status))
             break
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or asking.poll(10):
             outcome = "timeout"
             break
-        time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     if outcome == "timeout":

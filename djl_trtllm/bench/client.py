@@ -376,18 +376,12 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.closed = False
-        self.status = 0
-        self.idle_since = 0.0
-        self._transport: asyncio.WriteTransport | None = None
         self._reader: Reader | None = None
-        self._done: asyncio.Future[str | None] | None = None
         self._pieces: list[bytes] = []
-        self._framed = self._headed = self._complete = self._keeps = False
 
     def exchange(self, request: bytes, reader: Reader) -> asyncio.Future[str | None]:
         """Send a request. The future has the end: None, or what went wrong."""
-        assert self._transport is not None
-        self._done = asyncio.get_running_loop().create_future()
+        self._done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._reader = reader
         self._framed = self._headed = self._complete = False
         self.status = 0
@@ -402,8 +396,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.closed = True
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     # -- asyncio's protocol --------------------------------------------------------------------------------------------
 
@@ -441,7 +434,7 @@ class Connection(asyncio.Protocol):
     def _end(self, error: str | None) -> None:
         self._reader = None
         self.idle_since = clock()
-        if self._done is not None and not self._done.done():
+        if not self._done.done():
             self._done.set_result(error)
 
     # -- httptools' callbacks ------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class Distribution:
     def steps(self) -> list[tuple[float, float]]:
         """The share of the values up to each bound, for a plot."""
         (used,) = np.nonzero(self.counts)
-        shares = np.cumsum(self.counts)[used] / max(1, self.count)
+        shares = np.cumsum(self.counts)[used] / self.count
         return [
             (_LEAST * math.exp((int(index) + 1) * _GROWTH), float(share))
             for index, share in zip(used, shares, strict=True)

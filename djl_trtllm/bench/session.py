@@ -45,9 +45,9 @@ class Load:
 
     concurrency: int | None = None
     rate: float | None = None
-    duration: float | None = 10.0
+    duration: float | None = None
     requests: int | None = None
-    warmup: float = 2.0
+    warmup: float = 0.0
     drain: float = 60.0
 
     @property
@@ -294,13 +294,13 @@ class Plan:
     """The loads to measure. Without `loads` a sweep finds the knee."""
 
     target: Target
+    prompt_tokens: int
+    output_tokens: int
     api: str = "chat"
     model: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     ignore_end: bool = True
     dataset: str = "synthetic"
-    prompt_tokens: int = 128
-    output_tokens: int = 128
     seed: int = 0
     timeout: float = 600.0
     loads: tuple[Load, ...] = ()

@@ -133,7 +133,6 @@ _PLANNED_WITH = 8192
 """Any number from 4,096 on widens the limits to the same values."""
 
 _HOST_SHARE = 0.9
-_VERSIONS = ("djl-trtllm", "openvino", "openvino-genai", "tensorrt-llm", "tensorrt", "torch")
 _WITHOUT_EFFECT = ("max_num_tokens", "model_id", "engine_cache_dir", "engine_cache_max_gb", "model_name")
 
 
@@ -213,7 +212,7 @@ class Subject:
             "gpus": [[gpu.name, gpu.memory] for gpu in self.hardware.gpus] if self.plan.gpus else [],
             "driver": self.hardware.driver if self.plan.gpus else None,
             "tensorrt_llm": self.hardware.tensorrt_llm if self.plan.gpus else None,
-            "versions": installed_versions(_VERSIONS),
+            "versions": installed_versions(["djl-trtllm", "torch", "vllm"]) | self.plan.versions,
             "requests": self.load.requests,
             "request_tokens": self.load.tokens,
             "memory": memory,
@@ -267,8 +266,6 @@ def _files(layout: Layout) -> list[list[Any]]:
 
 # -- the state of a measurement, which survives an interrupt -----------------------------------------------------------
 
-_FORMAT = 1
-
 
 class Attempt(msgspec.Struct, frozen=True):
     """A trial and its outcome. `reason` says why memory ran out, in `phase`."""
@@ -283,14 +280,12 @@ class Attempt(msgspec.Struct, frozen=True):
 class MeasurementState(msgspec.Struct):
     """`conditions` are what affects the result, for a reader; the file's name is their hash.
 
-    `memory` is the bound of each engine process in bytes. `complete` once the result is known.
+    `memory` is the bound of each engine process in bytes.
     """
 
     conditions: dict[str, Any]
     memory: int | None = None
     attempts: list[Attempt] = []
-    complete: bool = False
-    format: int = _FORMAT
 
 
 class StateFile:
@@ -298,7 +293,7 @@ class StateFile:
 
     def __init__(self, folder: Path, conditions: Mapping[str, Any]) -> None:
         self._conditions = dict(conditions)
-        content = json.dumps([_FORMAT, self._conditions], sort_keys=True, default=str)
+        content = json.dumps(self._conditions, sort_keys=True, default=str)
         self.path = folder / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.json"
 
     @property
@@ -325,11 +320,9 @@ class StateFile:
             lock.release()
 
     def read(self) -> MeasurementState:
-        """The state as it was left; an empty one if there is none, or none that this version reads."""
+        """The state as it was left; an empty one if there is none, or none that can be read."""
         with suppress(OSError, msgspec.DecodeError):
-            state = msgspec.json.decode(self.path.read_bytes(), type=MeasurementState)
-            if state.format == _FORMAT:
-                return state
+            return msgspec.json.decode(self.path.read_bytes(), type=MeasurementState)
         return MeasurementState(conditions=self._conditions)
 
     def write(self, state: MeasurementState) -> None:
@@ -490,6 +483,10 @@ def measure_subject(subject: Subject, settings: Settings, display: Display, run:
         if state.memory is None:
             state.memory = settings.memory or subject.default_bound()
         earlier = len(state.attempts)
+
+        def searching() -> Search:
+            return Search.over(numbers, ((each.tokens, each.fits) for each in state.attempts), guess)
+
         display.say(
             f"measuring {subject.model} on {subject.backend}: max_num_tokens up to {subject.highest:,}, at most "
             f"{Search.over(numbers).left} trials, each with {load.requests} requests of {load.tokens:,} tokens at a "
@@ -499,13 +496,11 @@ def measure_subject(subject: Subject, settings: Settings, display: Display, run:
             display.say(f"note: {remark}")
         if state.memory is not None:
             display.say(f"the engine process may have {state.memory / 1e9:.2f} GB of memory")
+        search = searching()
         if earlier:
-            done = "that is the result" if state.complete else "going on"
+            done = "going on" if search.left else "that is the result"
             display.say(f"trials of an earlier run that are known: {earlier}, {done}; --fresh forgets them")
-        while True:
-            search = Search.over(numbers, ((each.tokens, each.fits) for each in state.attempts), guess)
-            if (tokens := search.next) is None:
-                break
+        while (tokens := search.next) is not None:
             number = len(state.attempts)
             head = f"trial {number + 1} of at most {number + search.left}, max_num_tokens {tokens:,}{_bracket(search)}"
             try:
@@ -513,8 +508,8 @@ def measure_subject(subject: Subject, settings: Settings, display: Display, run:
             finally:
                 display.end(_TRIAL)
             state.attempts.append(attempt)
-            state.complete = not Search.over(numbers, ((each.tokens, each.fits) for each in state.attempts)).left
             file.write(state)
+            search = searching()
             outcome = "fits" if attempt.fits else f"out of memory while {doing(attempt.phase)}: {attempt.reason}"
             display.say(f"max_num_tokens {attempt.tokens:,}: {outcome} ({attempt.seconds:.1f} s)")
     return Measured(subject, search.bracket[0], tuple(state.attempts), state.memory, earlier, file.path)

@@ -36,25 +36,30 @@ async def ask(client: Client) -> tuple[int, Stream]:
     return status, stream
 
 
-@pytest.mark.parametrize(("idle", "connections"), [(2.0, 1), (0.0, 2)])
+@pytest.mark.parametrize(("idle", "connections"), [(60.0, 1), (0.0, 3)])
 def test_a_stream_is_read_to_its_end_and_its_connection_used_again_while_it_is_fresh(
     idle: float, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_IDLE", idle)
-    seen = set()
+    seen = []
 
     async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        seen.add(writer.get_extra_info("peername"))
-        writer.write(streamed(*usage_events(3)))
+        seen.append(writer.get_extra_info("peername"))
+        if len(seen) < 3:
+            writer.write(streamed(*usage_events(3)))
+        else:
+            writer.close()
 
     async def use(client: Client, port: int) -> None:
         for _ in range(2):
             status, stream = await ask(client)
             assert (status, stream.tokens, stream.error) == (200, 3, None)
             assert stream.ended is not None and stream.intended <= stream.sent <= stream.times[0] <= stream.ended
+        status, stream = await ask(client)
+        assert (status, stream.error) == (0, CLOSED), "the status of the response before is not that of this one"
 
     against(answer, use)
-    assert len(seen) == connections
+    assert len(set(seen)) == connections
 
 
 def test_a_body_is_json_with_its_length() -> None:

@@ -36,7 +36,7 @@ def figures(clients: int, speed: int, *, failed: int = 0) -> Figures:
 
 
 def result(*loads: Figures, knee: int | None = None, swept: bool = False) -> Result:
-    made = Result(Plan(Target("host", 8080, "/v1")), model="m", loads=list(loads))
+    made = Result(Plan(Target("host", 8080, "/v1"), 16, 32), model="m", loads=list(loads))
     if swept:
         made.sweep = Sweep({each.concurrency or 0: each for each in loads}, knee)
     return made

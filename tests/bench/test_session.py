@@ -36,7 +36,7 @@ def measured(made: Plan, show: object = None) -> tuple[Result, list[str]]:
 
 
 def fixed(clients: int, requests: int = 4) -> Load:
-    return Load(concurrency=clients, duration=None, requests=requests, warmup=0.0)
+    return Load(concurrency=clients, requests=requests)
 
 
 def test_loads_are_measured_one_after_another() -> None:
@@ -76,7 +76,7 @@ def test_a_file_of_prompts_is_sent(tmp_path: Path) -> None:
 
 def test_without_loads_a_sweep_is_made() -> None:
     with OpenAiStub().serving() as url:
-        made = plan(url, most_clients=2, template=Load(duration=0.2, warmup=0.0))
+        made = plan(url, most_clients=2, template=Load(duration=0.2))
         result, _ = measured(made)
     assert result.sweep is not None
     assert set(result.sweep.points) <= {1, 2}
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_the_benchmark_with_what_there_is() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     with OpenAiStub(seconds=0.01).serving() as url:
-        result, _ = measured(plan(url, Load(concurrency=2, duration=600.0, warmup=0.0), fixed(1)), show)
+        result, _ = measured(plan(url, Load(concurrency=2, duration=600.0), fixed(1)), show)
     assert result.interrupted
     assert [figures.label for figures in result.figures] == ["2 clients"]
     assert result.figures[0].succeeded > 0
@@ -219,7 +219,7 @@ def counting(most: list[int], seconds: float = 0.01) -> Answer:
 
 def test_a_closed_loop_has_as_many_requests_open_as_clients() -> None:
     most: list[int] = []
-    figures = measured_load(counting(most), Load(concurrency=4, duration=None, requests=20, warmup=0.0))
+    figures = measured_load(counting(most), Load(concurrency=4, requests=20))
     assert max(most) == 4
     assert (figures.sent, figures.succeeded, figures.tokens, figures.complete) == (20, 20, 60, True)
     assert figures.concurrency == 4 and figures.label == "4 clients"
@@ -229,7 +229,7 @@ def test_a_closed_loop_has_as_many_requests_open_as_clients() -> None:
 
 def test_requests_of_the_warm_up_are_not_measured_and_none_is_sent_before_it_is_due() -> None:
     for load in (Load(concurrency=2), Load(rate=50.0)):
-        figures = measured_load(quick, replace(load, duration=None, requests=5, warmup=0.3))
+        figures = measured_load(quick, replace(load, requests=5, warmup=0.3))
         assert figures.sent == figures.succeeded == 5
         assert figures.lag.least >= 0.0
 
@@ -257,13 +257,13 @@ def test_an_open_loop_sends_although_nothing_is_answered() -> None:
         await arrived.wait()
         writer.write(streamed(*usage_events(1)))
 
-    figures = measured_load(answer, Load(rate=500.0, duration=None, requests=15, warmup=0.0))
+    figures = measured_load(answer, Load(rate=500.0, requests=15))
     assert (figures.succeeded, figures.rate, figures.label) == (15, 500.0, "500 requests/s")
 
 
 def test_latencies_of_an_open_loop_include_what_waits_in_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_IN_FLIGHT", 1)
-    figures = measured_load(counting([], 0.05), Load(rate=1000.0, duration=None, requests=10, warmup=0.0))
+    figures = measured_load(counting([], 0.05), Load(rate=1000.0, requests=10))
     # The last of ten was due after some ten milliseconds, and could be sent after nine others of 50 ms.
     assert figures.e2e.most > 0.25
     assert figures.lag.most > 0.2
@@ -278,7 +278,7 @@ def test_a_duration_ends_the_load_and_the_last_responses_are_awaited() -> None:
             await asyncio.sleep(begun[0] + 1.3 - clock())
         writer.write(streamed(*usage_events(3)))
 
-    figures = measured_load(answer, Load(concurrency=3, duration=1.0, warmup=0.0, drain=30.0))
+    figures = measured_load(answer, Load(concurrency=3, duration=1.0, drain=30.0))
     assert figures.seconds == pytest.approx(1.0)
     assert (figures.unfinished, figures.failed, figures.succeeded, figures.sent) == (0, 0, 6, 6)
     assert figures.tokens == 9, "the second responses came after the window"
@@ -288,7 +288,7 @@ def test_what_is_not_complete_after_the_drain_is_unfinished() -> None:
     async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)
 
-    for load in (Load(concurrency=2, duration=0.2, warmup=0.0, drain=0.1), Load(rate=50.0, duration=0.2, drain=0.1)):
+    for load in (Load(concurrency=2, duration=0.2, drain=0.1), Load(rate=50.0, duration=0.2, drain=0.1)):
         figures = measured_load(never, load)
         assert figures.succeeded == figures.failed == 0
         assert figures.unfinished == figures.sent
@@ -302,7 +302,7 @@ def test_requests_that_were_due_and_never_sent_are_unfinished(monkeypatch: pytes
         seen.append(asked)
         await asyncio.sleep(60)
 
-    figures = measured_load(never, Load(rate=200.0, duration=0.5, warmup=0.0, drain=0.1))
+    figures = measured_load(never, Load(rate=200.0, duration=0.5, drain=0.1))
     assert len(seen) == 2
     assert figures.unfinished == figures.sent == pytest.approx(100, rel=0.4), "200 a second for half a second"
     assert figures.lag.most > 0.4
@@ -319,7 +319,7 @@ def test_a_stop_ends_the_load_with_what_there_is() -> None:
             await asyncio.sleep(60)
         writer.write(streamed(*usage_events(3)))
 
-    figures = measured_load(answer, Load(concurrency=1, duration=600.0, warmup=0.0), stop=stop)
+    figures = measured_load(answer, Load(concurrency=1, duration=600.0), stop=stop)
     assert not figures.complete
     assert (figures.succeeded, figures.unfinished) == (5, 1)
     assert figures.seconds < 600
@@ -329,10 +329,10 @@ def test_a_server_that_only_refuses_ends_the_load() -> None:
     async def refuse(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(whole(503, b"not ready"))
 
-    figures = measured_load(refuse, Load(concurrency=1, duration=600.0, warmup=0.0))
+    figures = measured_load(refuse, Load(concurrency=1, duration=600.0))
     assert not figures.complete
     assert figures.errors == {"HTTP 503": 50}
-    assert measured_load(refuse, Load(concurrency=1, duration=None, requests=49, warmup=0.0)).complete
+    assert measured_load(refuse, Load(concurrency=1, requests=49)).complete
 
 
 def test_refusals_beside_successes_do_not_end_it() -> None:
@@ -342,7 +342,7 @@ def test_refusals_beside_successes_do_not_end_it() -> None:
         seen.append(1)
         writer.write(streamed(*usage_events(1)) if len(seen) == 1 else whole(429, b"full"))
 
-    figures = measured_load(answer, Load(concurrency=40, duration=None, requests=100, warmup=0.0))
+    figures = measured_load(answer, Load(concurrency=40, requests=100))
     assert figures.complete
     assert (figures.succeeded, figures.errors["HTTP 429"]) == (1, 99)
     assert len(seen) == 100, "nothing is sent again"
@@ -371,9 +371,7 @@ def test_an_error_of_the_client_itself_is_not_lost() -> None:
     async def main() -> None:
         requests = Requests(Client(Target("127.0.0.1", 1), 1.0), "chat", "m", {}, ignore_end=True)
         broken = synthetic(random.Random(1), 10, 3, 0.0)
-        await Run(Load(concurrency=1, warmup=0.0), requests, broken, asyncio.Event(), random.Random(1)).measure(
-            lambda _: None
-        )
+        await Run(Load(concurrency=1), requests, broken, asyncio.Event(), random.Random(1)).measure(lambda _: None)
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main())

@@ -73,6 +73,11 @@ def test_checkpoint_and_output_are_places_or_flags(line: str) -> None:
     }
 
 
+@pytest.mark.parametrize("word", ["enable", "disable", "true", "FALSE"])
+def test_a_switch_takes_the_word_after_it_if_that_is_a_truth(word: str) -> None:
+    assert read(f"--fast_build {word} in") == CompileArguments("in", None, (f"option.fast_build={word}",), ())
+
+
 @by_table("line", "message")
 def test_what_is_wrong_is_named(line: str, message: str) -> None:
     with pytest.raises(DjlTrtllmError, match=message):

@@ -557,7 +557,7 @@ def test_out_of_memory_has_numbers_and_what_helps_and_nothing_to_paste(tmp_path:
     assert "needed" in text and "the GPU has" in text
     assert "out of memory was measured (table LMI 0.28, LLaMA 3 70B on g5.48xl, tp 8)" in found.warnings[0]
     assert "--compare" in found.warnings[1]
-    assert found.settings == {} and found.kv_tokens == found.sequences == 0
+    assert found.settings == {} and found.kv_tokens == found.sequences == found.memory["unused"] == 0
     helped = report(path, of_gpu("h100"), 1)
     assert helped.warnings[1] == "it fits with --tp 2"
 
@@ -603,7 +603,8 @@ def test_a_picture_has_parts_numbers_and_capacity(tmp_path: Path) -> None:
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         draw(tmp_path / "size.svg", found)
     text = (tmp_path / "size.svg").read_text()
-    for label in ("weights  14.96 GiB", "activations", "overhead", "KV cache", "unused", "GPU  22.5 GiB"):
+    parts = ("weights  14.96 GiB", "activations", "overhead", "KV cache", "unused", "GPU  22.5 GiB", "GiB of each GPU")
+    for label in (*parts, "tokens in the KV cache", f"sequences of {found.request.length:,} tokens"):
         assert label in text
     assert "model on g5.12xlarge: 4 x A10G with 22.5 GiB, tensor parallel 1" in text
     assert "max_num_tokens 16,384" in text and "largest, measured: 24,000" in text

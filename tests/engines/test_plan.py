@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -31,6 +32,7 @@ from djl_trtllm.engines.plan import (
     identity_files,
     planned_length,
     planned_sequences,
+    planned_text_length,
 )
 from djl_trtllm.errors import CompilerMissingError, ModelError
 from djl_trtllm.model import inspect
@@ -158,6 +160,14 @@ def test_a_sequence_is_at_most_the_models_context_and_who_asked_for_more_reads_w
     assert len(notes) == bool(asked)
     for note in notes:
         assert f"{CONTEXT} tokens, the model's context" in note and asked in note
+
+
+@by_table("options", "most", "length")
+def test_a_text_has_the_length_that_is_set_or_as_many_tokens_as_memory_allows(
+    checkpoint: Path, options: dict[str, int], most: int | None, length: int
+) -> None:
+    head: Any = SimpleNamespace(max_length=most)
+    assert planned_text_length(configured(**options), inspect(checkpoint).shape, head, []) == length
 
 
 def test_a_backend_without_an_engine_has_nothing_to_compile_check_or_load(copy: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_other_conditions_have_another_file(tmp_path: Path, other: dict[str, obj
     assert StateFile(tmp_path, dict(reversed(CONDITIONS.items()))).path == StateFile(tmp_path, CONDITIONS).path
 
 
-@pytest.mark.parametrize("content", [b"", b'{"conditions": {}, "attempts": [1]}', b'{"conditions":{},"format":99}'])
+@pytest.mark.parametrize("content", [b"", b'{"conditions": {}, "attempts": [1]}'])
 def test_a_file_that_is_no_state_is_as_none(tmp_path: Path, content: bytes) -> None:
     file = StateFile(tmp_path, CONDITIONS)
     file.path.write_bytes(content)
@@ -182,12 +182,15 @@ def test_a_result_is_not_measured_twice_unless_asked_or_under_other_conditions(m
 
 def test_trials_get_the_options_the_load_and_the_bound(model: Path) -> None:
     trials = Played(24_000)
-    subject = open_subject(str(model), {"dtype": "bfloat16", "max_output_len": None}, TrialLoad(7, 300))
+    subject = open_subject(
+        str(model), {"dtype": "bfloat16", "revision": "a=b=c", "max_output_len": None}, TrialLoad(7, 300)
+    )
     measure_subject(subject, Settings(memory=5 << 30), QUIET, trials)
     spec = trials.specs[0]
     assert (spec.model, spec.load, spec.memory) == (str(model), TrialLoad(7, 300), 5 << 30)
     assert spec.options == {
         "dtype": "bfloat16",
+        "revision": "a=b=c",
         "option.engine_cache": "",
         "option.strict_memory": "false",
         "option.max_num_tokens": str(trials.tried[0]),
@@ -517,10 +520,12 @@ def test_what_tp_4_means_on_one_cpu_is_said(tiny_stories: Path) -> None:
 
 
 def test_the_degree_is_that_of_the_gpus_and_one_on_a_cpu(tiny_stories: Path) -> None:
-    asked = {"tensor_parallel_degree": 2}
+    asked: dict[str, object] = {"tensor_parallel_degree": 2}
     assert open_subject(str(tiny_stories), asked, TrialLoad()).tensor_parallel == 1
     one = one_gpu(80 << 30)
     two = replace(one, gpus=one.gpus * 2)
+    assert open_subject(str(tiny_stories), {"backend": "pytorch", **asked}, TrialLoad(), two).tensor_parallel == 2
+    asked = {"tensor_parallel_degree": "max"}
     assert open_subject(str(tiny_stories), {"backend": "pytorch", **asked}, TrialLoad(), two).tensor_parallel == 2
 
 
@@ -540,7 +545,9 @@ def test_an_engine_in_host_memory_has_a_bound(tiny_stories: Path, tmp_path: Path
     assert scripted.default_bound() is scripted.guess() is None
 
 
-def test_conditions_are_what_affects_the_result(tiny_stories: Path, tmp_path: Path) -> None:
+def test_conditions_are_what_affects_the_result(
+    tiny_stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Path(shutil.copytree(tiny_stories, tmp_path / "model"))
 
     def conditions(memory: int | None = None, **options: object) -> dict[str, Any]:
@@ -548,12 +555,23 @@ def test_conditions_are_what_affects_the_result(tiny_stories: Path, tmp_path: Pa
 
     before = conditions()
     (model / "notes").mkdir()
-    assert before == conditions() == conditions(engine_cache_dir=str(tmp_path), model_name="other")
+    elsewhere = conditions(engine_cache_dir=str(tmp_path), engine_cache_max_gb=5, model_name="other")
+    assert before == conditions() == elsewhere and "max_num_tokens" not in before["options"]
     assert before != conditions(kv_cache_dtype="int8") and conditions(5) == {**before, "memory": 5}
     files = sorted(path.name for path in model.iterdir() if path.is_file())
     assert sorted(name for name, *_ in before["files"]) == files
+    assert (before["gpus"], before["driver"], before["tensorrt_llm"]) == ([], None, None)
+    assert before["numbers"] == [LOWEST, 128 * 3700, 0.01] and "openvino" in before["versions"]
     (model / "config.json").write_text((model / "config.json").read_text() + "\n")
     assert before != conditions()
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
+    subject = open_subject(str(model), {"backend": "pytorch"}, TrialLoad(), one_gpu(80 << 30))
+    assert {
+        "gpus": [["NVIDIA H200", 80 << 30]],
+        "driver": "580.65.06",
+        "tensorrt_llm": "1.2.1",
+        "versions": {"djl-trtllm": "1", "torch": "1", "vllm": "1"},
+    }.items() <= subject.conditions(None, 0.01).items()
 
 
 def test_a_compiled_engine_has_its_number_already() -> None:

@@ -128,6 +128,9 @@ def test_a_bad_line_is_named_before_any_work(missing: Path, tmp_path: Path) -> N
     assert result.exit_code == 1
     assert "prompts.jsonl:3: expected exactly one of" in result.stderr
     assert not (tmp_path / "out").exists()
+    for suffix in (".jsonl", ".ndjson", ".json"):
+        prompts.with_suffix(suffix).write_text("[1]")
+        assert f"prompts{suffix}:1: the line is [1]" in generate(missing, prompts.with_suffix(suffix)).stderr
 
 
 def test_files_that_cannot_be_used_are_named(missing: Path, tmp_path: Path) -> None:
@@ -275,7 +278,8 @@ def test_a_bad_line_is_refused_with_its_number(line: bytes, message: str) -> Non
 def test_wrong_parameters_of_all_lines_are_refused_without_a_line() -> None:
     with pytest.raises(InvalidRequestError, match=r"^'top_p' is 2"):
         read_entries(b"a\nb", "prompts", {"top_p": 2}, json_lines=False)
-    for name in ("details", "stream", "return_full_text"):
+    answers = ("details", "decoder_input_details", "return_full_text", "output_formatter")
+    for name in ("stream", "stream_options", "tools", *answers):
         with pytest.raises(InvalidRequestError, match=f"^'{name}' changes the shape"):
             read_entries(b"a\nb", "prompts", {name: True}, json_lines=False)
 

@@ -75,6 +75,7 @@ def test_the_perplexity_is_the_exponential_of_the_mean() -> None:
 def test_a_broken_engine_has_a_perplexity_that_is_compared(least: float) -> None:
     a, b = [said("x", prompt=[-1.0])], [said("x", prompt=[least])]
     assert any("perplexity" in reason for reason in Comparison(a, b).reasons())
+    assert perplexity([least]) == pytest.approx(math.exp(300))
 
 
 def test_answers_are_compared_up_to_their_first_difference() -> None:

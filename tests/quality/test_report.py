@@ -71,15 +71,18 @@ def test_sides_that_agree_have_no_difference_to_show(tmp_path: Path) -> None:
 
 
 def test_the_earliest_differences_are_shown_with_the_verdict(tmp_path: Path) -> None:
-    found, _ = compared(tmp_path, Says("A", "x y", "z"), Says("B", "x w", ""))
+    a = Says("A", "x y", "z", "a b c", "same", "a b c d")
+    b = Says("B", f"x {'w' * 61}", "", "a b x", "same", "a b c x")
+    found, _ = compared(tmp_path, a, b, 5)
     assert found.differs
-    lines = list(found.conclusion())
-    assert lines[:2] == [
+    *lines, verdict = found.conclusion()
+    assert lines == [
         "prompt 2, token 1: 'z' and the end, or a part of a character",
-        "prompt 1, token 2: 'y' and 'w'",
+        f"prompt 1, token 2: 'y' and '{'w' * 60}'",
+        "prompt 3, token 3: 'c' and 'x'",
     ]
-    assert lines[-1].startswith("differs: agreement 0.3333: expected at least 0.98")
-    assert dict(found.table())["first difference"] == "token 1.5 (median), 1 (least)"
+    assert verdict.startswith("differs: agreement 0.6364: expected at least 0.98")
+    assert dict(found.table())["first difference"] == "token 2.5 (median), 1 (least)"
 
 
 def test_the_json_has_the_figures_and_each_difference(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def test_a_server_is_asked_for_greedy_tokens_and_the_likeliest_at_each_position(
     (found,), seen = asked_of(TEXT)
     assert [position.token for position in found.positions] == ["a", "b"]
     assert found.positions[0].logprobs == {"a": -1.0, "other": -2.0}
+    assert (seen[0].body["prompt"], seen[0].body["max_tokens"]) == ("Hello there", 1)
     body = {"model": "m", "prompt": TEXT.text, "max_tokens": 7, "temperature": 0, "logprobs": 5}
     assert (seen[-2].path, seen[-2].body) == ("/v1/completions", body)
 
@@ -209,5 +210,7 @@ def test_an_engine_without_log_probabilities_of_prompts_is_compared_without_them
 def test_a_conversation_that_the_model_ends_has_an_end() -> None:
     ended = chat("x", "y")
     ended["choices"][0]["finish_reason"] = "stop"
-    (found,), _ = asked_of(Prompt(1, messages=MESSAGES), chat=ended)
+    (found,), seen = asked_of(Prompt(1, messages=MESSAGES), chat=ended)
     assert [position.token for position in found.positions] == ["x", "y", ""]
+    probe = {"messages": [{"role": "user", "content": "Hello there"}], "max_tokens": 1, "top_logprobs": 5}
+    assert seen[0].path == "/v1/chat/completions" and probe.items() <= seen[0].body.items()

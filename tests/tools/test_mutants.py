@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from queue import Queue
 from typing import cast
 
 import pytest
 
+from tests.support.processes import wait_until
 from tests.support.tables import by_rows, by_table
 from tools.mutants import EQUIVALENTS, equivalents, mutants_of
-from tools.mutate import NAMESPACE, PACKAGE, ROOT, Sandbox, Score, Suite, chosen, fate, modules, package_of
+from tools.mutate import NAMESPACE, PACKAGE, ROOT, Sandbox, Score, Suite, Suites, chosen, fate, modules, package_of
 
 
 def changes(source: str) -> set[str]:
@@ -113,12 +117,14 @@ def test_a_line_that_an_import_runs_gets_all_tests_those_of_its_module_first() -
     assert parts(suite, "x.py", 1) == parts(suite, "x.py", 2, imported=True) == [["c", "b", "a"]]
 
 
-def test_a_line_gets_tests_of_other_suites_that_run_it_and_no_others_of_theirs() -> None:
-    other = Suite({"d": 1.5, "e": 0.5}, {"x.py": {1: [], 2: ["d"], 3: ["e"]}})
-    suite = Suite({"a": 2.0, "b": 1.0}, {"x.py": {1: [], 2: ["a", "b"]}}, [other])
-    assert suite.parts("x.py", 2)[0] == {"b": 1.0, "d": 1.5, "a": 2.0}
-    assert parts(suite, "x.py", 3) == [["e"]]
-    assert parts(suite, "x.py", 1) == [["b", "a"]]
+def test_a_line_of_a_module_in_no_package_gets_tests_that_run_it_in_packages_that_name_the_module() -> None:
+    mutant = next(each for each in mutants_of((ROOT / PACKAGE / "plugins.py").read_text()) if not each.in_no_function)
+    lines = {"plugins.py": {mutant.line: ["c", "d"]}}
+    own, other = Suite({"b": 1.0}, {"plugins.py": {mutant.line: ["b"]}}), Suite({"c": 1.5, "d": 0.5, "e": 1.0}, lines)
+    suites = Suites(**{"": own, "api": other, "backends": Suite(), "config": Suite()})
+    found = [list(tests) for tests in suites.parts("plugins.py", mutant, cast(Sandbox, None)) if tests]
+    assert found == [["b"], ["d", "c"]]
+    assert list(suites.parts("plugins.py", replace(mutant, in_no_function=True), cast(Sandbox, None))) == [{"b": 1.0}]
 
 
 def test_a_mutant_that_survives_the_tests_of_its_line_gets_the_others_of_their_files_that_run_its_module() -> None:
@@ -149,13 +155,33 @@ def test_a_test_that_fails_without_a_mutant_is_named_and_kills_none(
     assert capsys.readouterr().err.split()[-1] == "a"
 
 
+def test_tests_end_with_the_program_that_asked_for_them(tmp_path: Path) -> None:
+    """Example: mutate.py is ended by a signal."""
+    (tmp_path / "test_long.py").write_text(
+        "import pathlib, time\ndef test_long():\n    pathlib.Path('begun').touch()\n    time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.mutation_runner"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as runner:
+        assert runner.stdin is not None and runner.stdout is not None
+        runner.stdin.write(b'{"tests": ["test_long.py"], "seconds": 600}\n')
+        runner.stdin.flush()
+        wait_until((tmp_path / "begun").exists)
+        runner.stdin.close()
+        assert runner.stdout.read() == b"timeout\n"
+
+
 def test_what_was_not_tried_in_time_is_not_counted() -> None:
     name = "batching/queue.py"
     pool: Queue[Sandbox] = Queue()
     pool.put(cast(Sandbox, None))
     score = Score("batching")
     for mutant in mutants_of((ROOT / PACKAGE / name).read_text()):
-        score.count(fate(name, mutant, {"batching": Suite({"a": 1.0})}, pool, deadline=0.0))
+        score.count(fate(name, mutant, Suites(batching=Suite({"a": 1.0})), pool, deadline=0.0))
     known = len(equivalents(name))
     assert (score.tried, score.equivalent, score.killed) == (known, known, 0)
 

@@ -44,7 +44,7 @@ def measured(name: str, *rates: tuple[float, float], words: str = "") -> Measure
 
 def versus(*engines: Measured) -> Versus:
     loads = tuple(Load(concurrency=clients) for clients in CLIENTS)
-    return Versus("story", Plan(Target.parse("http://127.0.0.1", {}), loads=loads), list(engines))
+    return Versus("story", Plan(Target.parse("http://127.0.0.1", {}), 128, 128, loads=loads), list(engines))
 
 
 def rows(found: Versus) -> dict[str, list[str]]:
