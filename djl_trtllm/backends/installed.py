@@ -8,9 +8,11 @@ import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 _WORD = re.compile(r"""'[^']*'|"[^"]*"|\w+""")
 """A text or a name in an annotation. Names in a text are none: a `Literal` may have the text `no-Device`."""
+_NO_TYPES: Mapping[str, str] = MappingProxyType({})
 
 
 def folder_of(package: str) -> Path | None:
@@ -39,14 +41,14 @@ def statements(path: Path) -> list[ast.stmt]:
         return []
 
 
-def classes_of(*paths: Path) -> dict[str, dict[str, str]]:
+def classes_of(*paths: Path, types: Mapping[str, str] = _NO_TYPES) -> dict[str, dict[str, str]]:
     """The classes that Python files declare, with the types of their fields and of those that they inherit.
 
     Where one of the files has `Device = Literal["cpu", "cuda"]`, a field of `Device | None` is of
-    `Literal['cpu', 'cuda'] | None`.
+    `Literal['cpu', 'cuda'] | None`. So are further `types`, by their names.
     """
     nodes = [node for path in paths for node in statements(path)]
-    literals = literals_of(nodes)
+    literals = {**literals_of(nodes), **types}
     declared = {node.name: declared_fields(node) for node in nodes if isinstance(node, ast.ClassDef)}
     return {
         name: {field: written_out(text, literals) for field, text in inherited_fields(name, declared).items()}

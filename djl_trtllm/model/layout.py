@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.config.compat import triton
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
 from djl_trtllm.errors import LayoutError, ModelError
 from djl_trtllm.model import checkpoint, tokenizer_formats
@@ -218,11 +219,11 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
 def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
     # The model's own directory, the repository above it (the path that DJL Serving expects), or a Truss around that.
     for model in (path, path / _REPOSITORY_MODEL, path / TRUSS_REPOSITORY / _REPOSITORY_MODEL):
-        if (model / "config.pbtxt").is_file() and (model / "1").is_dir():
+        config_file = model / triton.CONFIG_FILE
+        if config_file.is_file() and (engine := triton.version_folder(config_file)) is not None:
             break
     else:
         return None
-    engine = model / "1"
     found = sorted(entry.name for entry in engine.iterdir())
     engines = _ranked(engine, found, _RANK_ENGINE)
     engine_config = read_object(engine / "config.json", LayoutError)

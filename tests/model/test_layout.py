@@ -180,6 +180,9 @@ def test_an_lmi_repository(tmp_path: Path, name: str, place: str) -> None:
     assert (layout.engine_dir, layout.tokenizer_dir) == (model / "1", model)
     assert [file.name for file in layout.weight_files] == ["rank0.engine", "rank1.engine"]
     assert layout.tensor_parallel == 2 and layout.pipeline_parallel == 1
+    (model / "1").rename(model / "10")
+    (model / "2").mkdir()
+    assert inspect(tmp_path / place).engine_dir == model / "10"
 
 
 def test_the_sizes_are_the_engines_and_the_type_is_that_of_the_model_one_level_up(tmp_path: Path) -> None:

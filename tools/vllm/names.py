@@ -13,9 +13,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from djl_trtllm.backends.installed import classes_of
 from djl_trtllm.backends.vllm import names
-from djl_trtllm.backends.vllm.names import OWNER, installed_package, installed_version, tabled_arguments
+from djl_trtllm.backends.vllm.names import (
+    OWNER,
+    declared_objects,
+    installed_package,
+    installed_version,
+    tabled_arguments,
+)
 
 TABLE = Path(names.__file__).with_name("names.json")
 
@@ -23,8 +28,8 @@ Rows = list[list[str | None]]
 
 
 def declared_arguments(package: Path) -> dict[str, str]:
-    """The arguments of EngineArgs in `engine/arg_utils.py`, with the types as they stand there; none if unreadable."""
-    return classes_of(package / "engine" / "arg_utils.py").get(OWNER, {})
+    """The arguments of EngineArgs in `engine/arg_utils.py`, with the values that types list; none if unreadable."""
+    return dict(declared_objects(package).get(OWNER, {}))
 
 
 def table_of(packages: dict[str, Path]) -> dict[str, Rows]:

@@ -6,13 +6,14 @@ left out, so that its own default for the model and the GPU counts.
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from djl_trtllm.backends.effects import Effects, Target, passed_values, read_effects, refusals
 from djl_trtllm.backends.extra_options import OF_THE_SERVER, Library, kinds_of, not_of, options_of, read_arguments
-from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
+from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, has_plugins, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.rules import most_images
@@ -169,13 +170,36 @@ def engine_arguments(
     known = arguments_of(version)
     if "speculative_config" in arguments and _COUNTS_DRAFTS in known:
         arguments.setdefault(_COUNTS_DRAFTS, "summary")
+    written = {each.name_in_engine: str(each) for each in config.engine_settings}
     for name, value in arguments.items():
-        lacking = f"vLLM {version} has no {OWNER}.{name}; leave it out"
-        if problem := not_of(kinds_of(known[name], {}), value) if name in known else lacking:
-            option = _OPTIONS.get(Target(OWNER, name))
-            setting = name if option is None else config.format_setting(option)
+        option = None if name in extra else _OPTIONS.get(Target(OWNER, name))
+        setting = written.get(name) or (name if option is None else config.format_setting(option))
+        if name not in known:
+            problems.append(f"{setting}: vLLM {version} has no {OWNER}.{name}; leave it out")
+        elif problem := not_of(kinds := kinds_of(known[name], {}), value):
             problems.append(f"{setting}: {problem}")
+        else:
+            _check_listed(setting, kinds, value, version, problems, notes)
     return arguments
+
+
+def _check_listed(
+    setting: str, kinds: list[str] | None, value: Any, version: str, problems: list[str], notes: list[str]
+) -> None:
+    """Add a text to `problems` or `notes` about a value that vLLM's list lacks: `awqq`, where it has `awq` and `fp8`.
+
+    vLLM ignores case in such a list. Plug-ins add values: where some are installed, or might be because vLLM itself is
+    elsewhere and no value is similar, vLLM decides.
+    """
+    listed = {kind.strip("'").lower(): kind.strip("'") for kind in kinds or () if kind.startswith("'")}
+    if not listed or not isinstance(value, str) or "." in value or value.lower() in listed:  # a.B is a class
+        return
+    near = [listed[name] for name in difflib.get_close_matches(value.lower(), listed)]
+    advice = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(listed.values())}"
+    if has_plugins() or not (near or installed_package()):
+        notes.append(f"{setting}: vLLM {version} has no {value!r} unless a plug-in adds it; {advice}")
+    else:
+        problems.append(f"{setting}: vLLM {version} has no {value!r}; {advice}")
 
 
 def pooling_arguments(arguments: Mapping[str, Any], head: Head, length: int) -> dict[str, Any]:

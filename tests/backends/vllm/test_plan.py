@@ -13,7 +13,7 @@ import pytest
 from djl_trtllm.backends.base import backend_named, this_machine
 from djl_trtllm.backends.planning import choose_backend, plan_fitted, with_effects
 from djl_trtllm.backends.vllm.backend import REASONS, VllmPlan, VllmPoolingPlan
-from djl_trtllm.backends.vllm.names import arguments_of, known_versions, tabled_arguments
+from djl_trtllm.backends.vllm.names import arguments_of, known_versions
 from djl_trtllm.config import Backend, Task
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import ConfigError, EngineError
@@ -85,52 +85,66 @@ def test_what_vllm_would_not_take_is_one_line_before_it_starts(roomy: Path, opti
     assert said in problem
 
 
-LITERALS = {
-    "model.py": 'PerformanceMode = Literal["balanced", "throughput"]',
-    "lora.py": "MaxLoRARanks = Literal[8, 16]",
-    "speculative.py": (
+SOURCES = {
+    "__init__.py": "",
+    "config/model.py": 'PerformanceMode = Literal["balanced", "throughput"]',
+    "config/speculative.py": (
         'Drafts = Literal["eagle"]\nMethod = Literal["ngram", Drafts]\n'
         "class SpeculativeConfig:\n    method: Method | None = None\n    num_speculative_tokens: int = 1\n"
     ),
+    "model_executor/layers/quantization/__init__.py": 'Methods = Literal["own", "fp8"]',
+    "v1/attention/backends/registry.py": 'class AttentionBackendEnum(Enum):\n    """Doc."""\n    MINE = ""',
+    "engine/arg_utils.py": (
+        "class EngineArgs:\n    performance_mode: PerformanceMode\n    speculative_config: dict | None\n"
+        "    quantization: Methods | str | None\n    attention_backend: AttentionBackendEnum | None\n"
+        "    model: str\n    tokenizer: str\n    max_num_seqs: int\n    max_model_len: int\n"
+        "    tensor_parallel_size: int\n    structured_outputs_config: dict\n"
+    ),
 }
-"""Files of vLLM's `config`, which name the values that arguments take."""
+"""Files of a vLLM that is installed, with the values that its arguments take."""
+
+
+def installed(site: Path, plugin: str = "vllm.plugins.lora:own") -> Path:
+    files = {f"vllm/{name}": text for name, text in SOURCES.items()} | {
+        "vllm-0.32.0.dist-info/METADATA": "Name: vllm\nVersion: 0.32.0\n",
+        "vllm-0.32.0.dist-info/entry_points.txt": f"[vllm.general_plugins]\none = {plugin}\n",
+    }
+    for name, text in files.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    return site
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (
-            {"performance_mode": "througput"},
-            "PERFORMANCE_MODE=througput (environment): expected 'balanced' or 'throughput', not 'througput'; did you "
-            "mean 'throughput'?",
-        ),
+        ({"performance_mode": "througput"}, "PERFORMANCE_MODE=througput (environment): expected 'balanced' or"),
         (
             {"speculative_config": {"method": "ngrm", "num_speculative_tokens": 2}},
             "speculative_config.method: expected 'ngram' or 'eagle' or null, not 'ngrm'; did you mean 'ngram'?",
         ),
-        (
-            {"enable_lora": "true", "max_lora_rank": 7},
-            "option.max_lora_rank=7 (environment variable OPTION_MAX_LORA_RANK): expected 8 or 16, not 7",
-        ),
+        ({"quantization": "unheard"}, "option.quantization=unheard (environment variable OPTION_QUANTIZATION): vLLM"),
+        ({"quantization": "unheard"}, "it has own, fp8"),
+        ({"attention_backend": "MINR"}, "did you mean MINE?"),
     ],
-    ids=["an argument", "an argument's field", "an option"],
 )
 def test_a_value_that_the_installed_version_does_not_list_is_one_line(
     roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
 ) -> None:
-    site = tmp_path / "site"
-    files = {f"config/{name}": text for name, text in LITERALS.items()}
-    arguments = "".join(f"    {name}: {kind}\n" for name, kind in tabled_arguments("0.32.0").items())
-    files |= {"engine/arg_utils.py": f"class EngineArgs:\n{arguments}", "__init__.py": ""}
-    for name, text in files.items():
-        path = site / "vllm" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (site / "vllm-0.32.0.dist-info").mkdir()
-    (site / "vllm-0.32.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
-    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.syspath_prepend(str(installed(tmp_path / "site")))
     (problem,) = refused(roomy, **options)
     assert said in problem
+
+
+def test_a_value_that_a_plug_in_may_add_is_left_to_vllm_which_the_notes_say(
+    roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (note,) = planned(roomy, quantization="unheard").notes
+    assert note.startswith("option.quantization=unheard (") and "unless a plug-in adds it" in note
+    monkeypatch.syspath_prepend(str(installed(tmp_path / "site", "mine:register")))
+    for asked in ("unheard", "owm"):
+        plan = planned(roomy, quantization=asked)
+        assert plan.arguments["quantization"] == asked and len(plan.notes) == 1
 
 
 def test_the_gpus_of_a_file_are_processes_on_a_cpu_which_the_notes_say(roomy: Path) -> None:

@@ -349,6 +349,35 @@ def test_an_engine_elsewhere_is_the_model() -> None:
         assert read(parameter("gpt_model_path", path)) == Source(Layer.FOREIGN)
 
 
+@pytest.mark.parametrize(
+    ("policy", "version"),
+    [
+        ("", "10"),
+        ("version_policy: { latest: { num_versions: 2 } }", "10"),
+        ("version_policy: { all: {} }", "10"),
+        ("version_policy: { specific: { versions: [1, 2, 3] } }", "2"),
+        ("version_policy: { specific: { versions: 1 } }", "1"),
+        ("version_policy: {", "10"),
+        ("version_policy: { specific: { versions: [3, 4] } }", None),
+    ],
+)
+def test_the_version_is_the_highest_one_that_triton_would_load(
+    tmp_path: Path, policy: str, version: str | None
+) -> None:
+    (file,) = repository(tmp_path, tensorrt_llm=policy)
+    for name in ("1", "2", "9", "10", "011", "11b", "x"):
+        (file.parent / name).mkdir()
+    (file.parent / "12").touch()
+    assert triton.llm_api_file(file) is None
+    if policy.startswith("version_policy: {") and version is None:
+        (problem,) = triton.read_config(file).problems
+        assert str(file) in problem and "1, 10, 2, 9" in problem
+        return
+    for name in ("1", "2", "10"):
+        (file.parent / name / triton.LLM_API_FILE).write_text(f"model: m{name}\n")
+    assert triton.llm_api_file(file) == file.parent / str(version) / triton.LLM_API_FILE
+
+
 def test_a_path_of_the_template_does_not_replace_the_engine_that_is_there(tmp_path: Path) -> None:
     """Triton's templates are filled with the path of their author's machine, or with any."""
     elsewhere = tmp_path / "elsewhere"
@@ -361,8 +390,11 @@ def test_a_path_of_the_template_does_not_replace_the_engine_that_is_there(tmp_pa
     (note,) = source.notes
     assert values(source) == [] and note.startswith(f"{file}: gpt_model_path=/")
     assert note.endswith(f"(line 1): there is no engine; the one in {own} is served")
+    file.write_text(parameter("gpt_model_path", "/repo/tensorrt_llm/2"))
+    assert values(triton.read_config(file)) == [] and triton.read_config(file).notes[0].endswith(f"{own} is served")
     elsewhere.mkdir()
     (elsewhere / "rank0.engine").touch()
+    file.write_text(parameter("gpt_model_path", str(elsewhere)))
     assert values(triton.read_config(file)) == [("option.model_id", str(elsewhere))]
     # A name that no file system takes is no engine.
     file.write_text(parameter("gpt_model_path", "x" * 5000))

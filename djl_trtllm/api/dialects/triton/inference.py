@@ -1,9 +1,9 @@
 """The inputs and outputs of Triton's TensorRT-LLM models, and reading the requests of a batch of prompts.
 
 Sources: `ensemble/config.pbtxt` and `tensorrt_llm_bls/config.pbtxt` of tensorrtllm_backend v0.19 (34 and 6 more
-inputs) and of TensorRT-LLM 2a9abd9 (4 more), `llmapi/tensorrt_llm` of TensorRT-LLM 0a71057, and what their models
-write: `text_output` has an element for each sequence and no batch dimension. Where values come from (JSON, tensors
-over HTTP, tensors over gRPC) makes no difference.
+inputs) and of TensorRT-LLM 2a9abd9 (4 more), `llmapi/tensorrt_llm` of TensorRT-LLM 0a71057 and 0df60f9, and what
+their models write: `text_output` has an element for each sequence and no batch dimension. Where values come from (JSON,
+tensors over HTTP, tensors over gRPC) makes no difference.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -137,6 +137,7 @@ BLS_INPUTS = (
 """Further inputs of `tensorrt_llm_bls`."""
 
 _MAX_TOKENS = Parameter(("sampling_param_max_tokens", "max_tokens"), kinds.integer(1, MOST_TOKENS), "max_new_tokens")
+_NO_PROCESSORS = "code of one's own does not run in the engine here"
 _NO_LORA_FILES = "register the adapter with the server, under its 'lora_name'"
 
 LLM_API_INPUTS = (
@@ -160,6 +161,7 @@ LLM_API_INPUTS = (
     _scalar("sampling_param_seed", "UINT64", _SHARED["seed"], "seed"),
     _scalar("sampling_param_exclude_input_from_output", "BOOL", kinds.BOOLEAN, "exclude_prompt"),
     _refused("sampling_param_return_perf_metrics", "BOOL", (1,), _NO_PERF_METRICS, (False,)),
+    _refused("sampling_param_logits_post_processor_name", "BYTES", (1,), _NO_PROCESSORS, ("",)),
     _scalar("return_finish_reason", "BOOL", kinds.BOOLEAN, "finish_reason"),
     _scalar("return_stop_reason", "BOOL", kinds.BOOLEAN, "stop_reason"),
     _scalar("return_cumulative_logprob", "BOOL", kinds.BOOLEAN, "cumulative_logprob"),
@@ -334,9 +336,10 @@ class Interface:
 
         Adds what is wrong to `problems`.
         """
-        values = self.fields.read(self._unwrapped(given, problems), problems, "input")
+        unwrapped = self._unwrapped(given, problems)
+        values = self.fields.read(unwrapped, problems, "input")
         for each in self.inputs:
-            if not each.optional and given.get(each.name) in (None, ""):
+            if not each.optional and unwrapped.get(each.name, given.get(each.name)) in (None, ""):
                 problems.invalid.append(f"'{each.name}' is required: expected {_EXPECTED[each.name]}")
         if given.get("lora_id") is not None and "adapter" not in values:
             problems.invalid.append("'lora_id' is given without 'lora_name': expected the adapter's name")
