@@ -188,7 +188,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._feed(bytes(data[start:end]))
             except httptools.HttpParserUpgrade as upgrade:
                 start += int(upgrade.args[0])
-                self._opening = not self._connections.take_turn(self, self._client(), self._open_later)
+                self._opening = not self._connections.may_open(self, self._client(), self._open_later)
                 if self._opening:
                     self.deadline = inf  # its client has sent all that is waited for
                     return start
