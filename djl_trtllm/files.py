@@ -69,10 +69,16 @@ def file_sha256(path: Path) -> str:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that others see complete or not at all, in place of one that is there. Raises OSError."""
+    """Write a file that others see complete or not at all, in place of one that is there. Raises OSError.
+
+    That holds after a power cut too: the content is on the disk before it has the name.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

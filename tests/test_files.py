@@ -39,6 +39,16 @@ def test_a_file_may_have_as_many_bytes_as_its_kind(tmp_path: Path) -> None:
     assert read_file(tmp_path / "file", 3) == b"abc"
 
 
+def test_a_file_is_replaced_when_the_new_one_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    synced: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append((os.fstat(descriptor).st_size, (tmp_path / "file").read_bytes()))
+    )
+    write_whole(tmp_path / "file", b"newer")
+    assert (synced, (tmp_path / "file").read_bytes()) == ([(5, b"old")], b"newer")
+
+
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").mkdir()
     with pytest.raises(OSError, match="file"):

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import re
 from binascii import crc32
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from struct import pack
 
@@ -86,14 +86,15 @@ def returned_attributes(properties: Mapping[str, str]) -> tuple[tuple[str, str],
     return ((CUSTOM_ATTRIBUTES, given),) if _RETURNED.fullmatch(given) else ()
 
 
-def request_id(properties: Mapping[str, str], header: str = REQUEST_ID) -> str:
+def request_id(properties: Mapping[str, str], header: str = REQUEST_ID, shown: Callable[[str], str] = str) -> str:
     """The id from the client, else SageMaker's inference id, else a new one.
 
-    `header` is the configured header's name. An id that is too long or not printable is replaced.
+    `header` is the configured header's name. An id that is too long or not printable is not used, nor is one that is
+    not `shown` in the log as it is.
     """
     for name in (header.lower(), INFERENCE_ID):
         given = properties.get(name, "").strip()
-        if given and _USABLE_ID.fullmatch(given):
+        if given and _USABLE_ID.fullmatch(given) and shown(given) == given:
             return given
     return new_id()
 

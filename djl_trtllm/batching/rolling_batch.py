@@ -495,14 +495,15 @@ class RollingBatch:
         """The executor has tried the guide of a request, whose client still waits."""
         state = self._trials.pop(end.request_id)
         if end.error is None:
-            self._let_wait(state)
+            # Other trials may have ended in the same iteration: `_schedule` chooses among their clients.
+            self._let_wait(state, at_once=False)
         else:
             self._abort(state, *self._translator.ending(end, None))
 
-    def _let_wait(self, state: RequestState) -> None:
-        """The sequences of a request start if nothing waits before them, or wait; those of a suspect are held back."""
+    def _let_wait(self, state: RequestState, *, at_once: bool = True) -> None:
+        """The sequences of a request start `at_once` where none wait, or wait; those of a suspect are held back."""
         places, slot = self._places, self._untried[state.ids[0]]
-        first = slot.beams == len(state.ids) and self._blame.is_idle and not self._waiting
+        first = at_once and slot.beams == len(state.ids) and self._blame.is_idle and not self._waiting
         if first and places is not None and places.has_room(slot, crowded=self._clients.crowded):
             self._waiting.skip(slot)
             self._start(places, {request_id: self._untried.pop(request_id) for request_id in state.ids})

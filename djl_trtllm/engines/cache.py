@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -41,6 +42,8 @@ _OUTGOING = "outgoing"
 _HASHES = "hashes"
 _DOWNLOADS = "downloads"
 _MODELS = "models"
+_LONGEST_NAME = 64
+"""The most characters of an address in the name of its folder."""
 
 
 @dataclass(frozen=True)
@@ -487,12 +490,16 @@ class EngineCache:
             return entry
 
     @contextmanager
-    def outgoing(self, name: str, progress: Callable[[str], None]) -> Iterator[Path]:
+    def outgoing(self, destination: str, progress: Callable[[str], None]) -> Iterator[Path]:
         """The place of an engine that is compiled here and then uploaded, while no other process works on it.
 
-        The engine is removed after the block. If the block raises, it stays: the next run uploads it without compiling.
-        Raises EngineError if the cache cannot be written.
+        `destination` is an address, such as `s3://models/story`, which has a place of its own. The engine is removed
+        after the block. If the block raises, it stays: the next run uploads it without compiling. Raises EngineError if
+        the cache cannot be written.
         """
+        destination = destination.rstrip("/")
+        readable = re.sub(r"\W", "_", destination.rpartition("/")[2])[:_LONGEST_NAME]
+        name = f"{readable}-{hashlib.sha256(destination.encode()).hexdigest()[:16]}"
         engine = self.root / _OUTGOING / name
         with self._lock(f"{_OUTGOING}/.{name}", progress):
             yield engine

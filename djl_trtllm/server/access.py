@@ -11,7 +11,8 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ import yaml
 
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
+from djl_trtllm.config.sources import MASK
 from djl_trtllm.errors import AuthenticationError, ConfigError, ForbiddenError
 
 Address: TypeAlias = tuple[str, int | None]
@@ -30,6 +32,12 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MEMBERS = ("name", "key", "sha256", "roles")
 _BEARER = "bearer "
 _ORIGIN = re.compile(r"https?://[^/\s,*]+")
+_LONGEST_SEARCHED = 1024
+"""The most characters of a text in which keys are looked for; the log shows fewer."""
+_WORD = re.compile(r"[A-Za-z0-9]+=*")
+"""A piece of a key, such as both of `sk-4f7a`; base64 ends with `=`."""
+_MOST_WORDS = 64
+_MOST_WORDS_OF_A_KEY = 8
 _SENDABLE = "expected printable ASCII without blanks at the ends: clients send nothing else in a header"
 
 
@@ -91,6 +99,18 @@ class Access:
         if role not in key.roles:
             raise ForbiddenError(f"the API key {key.name!r} has no role {role.value!r}")
         return key
+
+    @cached_property
+    def _digests(self) -> frozenset[bytes]:
+        return frozenset(key.digest for key in self.keys)
+
+    def without_keys(self, text: str) -> str:
+        """The beginning of a text for the log, with `********` for each of these keys that a client has put into it.
+
+        Keys are known by their digests only. A key is found where it is the whole text, and where it consists of at
+        most 8 words in a row and no letter or digit is beside it, as in `/v1/models/sk-4f7a`.
+        """
+        return _without_keys(text[:_LONGEST_SEARCHED], self._digests) if self.keys else text
 
     def _check_page(self, headers: Mapping[str, str]) -> None:
         """Raise ForbiddenError if a web page from elsewhere may have sent a request to this machine's own address.
@@ -198,6 +218,17 @@ def _is_loopback(host: str) -> bool:
 
 def _can_be_sent(key: str) -> bool:
     return key.isascii() and key.isprintable() and key == key.strip()
+
+
+@lru_cache(maxsize=1024)
+def _without_keys(text: str, digests: frozenset[bytes]) -> str:
+    shown = text
+    words = list(islice(_WORD.finditer(text), _MOST_WORDS))
+    runs = (words[first : first + _MOST_WORDS_OF_A_KEY] for first in range(len(words)))
+    for part in (text, *(text[run[0].start() : last.end()] for run in runs for last in run)):
+        if part.isascii() and _digest(part) in digests:
+            shown = shown.replace(part, MASK)
+    return shown
 
 
 def _digest(key: str) -> bytes:

@@ -6,8 +6,8 @@ import logging
 import select
 import socket
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache
 from http import HTTPStatus
 from itertools import takewhile
@@ -150,34 +150,64 @@ def _expire(connection: Connection) -> None:
         connection.drop()
 
 
-class _Line:
-    """Connections that wait to open a WebSocket, each with the call that opens it. Clients have turns."""
+class Turns:
+    """Calls that take long, such as beginning a request: in `period` turns of the event loop `most` of them are made.
 
-    def __init__(self) -> None:
-        self._clients: dict[str, dict[Connection, Callable[[], None]]] = {}
-        self._client_of: dict[Connection, str] = {}
+    The others wait. Between two turns the event loop reads and accepts, so that what comes after a crowd does not wait
+    for all of it. Clients take turns: a call of another client does not wait for those of a crowd.
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self._clients)
+    def __init__(self, most: int, period: int) -> None:
+        self._most = self._left = most
+        self._period = period
+        self._counting = False
+        self._waiting: OrderedDict[str, OrderedDict[Hashable, Callable[[], object]]] = OrderedDict()
+        """By client."""
+        self._client_of: dict[Hashable, str] = {}
 
-    def join(self, connection: Connection, client: str, opens: Callable[[], None]) -> None:
-        self._client_of[connection] = client
-        self._clients.setdefault(client, {})[connection] = opens
+    def take(self, who: Hashable, client: str, later: Callable[[], object]) -> bool:
+        """Whether the call may be made now; else `later` is called when it may, unless `who` leaves."""
+        if not self._counting:
+            self._count(self._period)
+        if self._left and not self._waiting:
+            self._left -= 1
+            return True
+        self._client_of[who] = client
+        self._waiting.setdefault(client, OrderedDict())[who] = later
+        return False
 
-    def leave(self, connection: Connection) -> None:
-        if (client := self._client_of.pop(connection, None)) is not None:
-            del self._clients[client][connection]
-            if not self._clients[client]:
-                del self._clients[client]
+    def leave(self, who: Hashable) -> None:
+        if (client := self._client_of.pop(who, None)) is not None:
+            del self._waiting[client][who]
+            if not self._waiting[client]:
+                del self._waiting[client]
 
-    def first(self) -> Callable[[], None]:
-        """Take the next connection of the line, and what opens its WebSocket."""
-        client, waiting = next(iter(self._clients.items()))
-        connection, opens = next(iter(waiting.items()))
-        self.leave(connection)
+    def _count(self, turns: int) -> None:
+        self._counting = False  # without memory for the next line, the next call begins to count again
+        asyncio.get_running_loop().call_soon(self._count_down, turns)
+        self._counting = True
+
+    def _count_down(self, turns: int) -> None:
+        if turns > 1:
+            self._count(turns - 1)
+            return
+        self._left, self._counting = self._most, False
+        if self._waiting:
+            self._count(self._period)  # first: a call that fails stops no other
+        while self._left and self._waiting:
+            self._left -= 1
+            self._next()()
+
+    def _next(self) -> Callable[[], object]:
+        """Take the next call out of those that wait."""
+        client, waiting = next(iter(self._waiting.items()))
+        who, later = waiting.popitem(last=False)
+        del self._client_of[who]
         if waiting:
-            self._clients[client] = self._clients.pop(client)  # behind the other clients
-        return opens
+            self._waiting.move_to_end(client)
+        else:
+            del self._waiting[client]
+        return later
 
 
 class Connections:
@@ -194,10 +224,8 @@ class Connections:
         self._logged: dict[int, float] = {}
         self._next_check = inf
         self._stood_still = 0.0
-        self._turns_left = 0
-        self._line = _Line()
-        self._begins_left = _BEGUN
-        self._beginning: deque[Callable[[], object]] = deque()
+        self._openings = Turns(1, _TURNS_BETWEEN)
+        self._begins = Turns(_BEGUN, 1)
 
     def now(self) -> float:
         """The time for deadlines: the event loop's clock, without the time in which the server did not run.
@@ -261,34 +289,15 @@ class Connections:
         self.busy.discard(connection)
         self.idle.pop(connection, None)
         self._spare.pop(connection, None)
-        self._line.leave(connection)
+        self._openings.leave(connection)
 
-    def take_turn(self, connection: Connection, client: str, later: Callable[[], None]) -> bool:
+    def may_open(self, connection: Connection, client: str, later: Callable[[], None]) -> bool:
         """Whether a WebSocket may be opened now; else `later` is called when it may, unless the connection leaves.
 
         Opening one takes as long as accepting several connections, and the event loop accepts one in a turn. So a
-        connection that comes after those of a crowd is accepted before most of the crowd's WebSockets are open. Clients
-        take turns: a WebSocket of another client does not wait for those of a crowd.
+        connection that comes after those of a crowd is accepted before most of the crowd's WebSockets are open.
         """
-        if self._turns_left:
-            self._line.join(connection, client, later)
-            return False
-        self._count_turns(_TURNS_BETWEEN)
-        return True
-
-    def _count_turns(self, left: int) -> None:
-        self._turns_left = 0  # without memory for the next line, the next handshake begins to count again
-        asyncio.get_running_loop().call_soon(self._count_turn)
-        self._turns_left = left
-
-    def _count_turn(self) -> None:
-        if self._turns_left > 1:
-            self._count_turns(self._turns_left - 1)
-        elif self._line:
-            self._count_turns(_TURNS_BETWEEN)  # first: a WebSocket that cannot be opened stops no other
-            self._line.first()()
-        else:
-            self._turns_left = 0
+        return self._openings.take(connection, client, later)
 
     def begin(self, request: Callable[[], object]) -> None:
         """Begin a request now, or in a later turn of the event loop if many have begun in this one.
@@ -296,21 +305,8 @@ class Connections:
         Between two turns the event loop reads what engines have generated. So the first of 256 requests that come
         together has its first token before the last one is tokenised and admitted.
         """
-        if self._begins_left == _BEGUN:
-            asyncio.get_running_loop().call_soon(self._begin_more)
-        if self._begins_left and not self._beginning:
-            self._begins_left -= 1
+        if self._begins.take(request, "", request):
             request()
-        else:
-            self._beginning.append(request)
-
-    def _begin_more(self) -> None:
-        self._begins_left = _BEGUN
-        if self._beginning:
-            asyncio.get_running_loop().call_soon(self._begin_more)  # first: a request that fails stops no other
-        while self._beginning and self._begins_left:
-            self._begins_left -= 1
-            self._beginning.popleft()()
 
     def admit(self, connection: Connection, path: bytes) -> None:
         """Raises HttpRefusal if the connection is one too many and the path is no health check."""

@@ -1,11 +1,12 @@
 """What all ways into a server share: its models, access, clients, counts, reports, and the memory of bodies."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from djl_trtllm.api.base import Dialect, ModelStatus
+from djl_trtllm.api.front_end import request_id
 from djl_trtllm.config import Options
 from djl_trtllm.errors import OverloadedError, UnknownModelError
 from djl_trtllm.server.access import EVERYBODY, Access, read_access
@@ -104,4 +105,9 @@ class ServerContext:
     @classmethod
     def open(cls, options: Options) -> "ServerContext":
         """Return the context of a server with these options and no models. Raises ConfigError."""
-        return cls(options, access=read_access(options), telemetry=Telemetry.open(options))
+        access = read_access(options)
+        return cls(options, access=access, telemetry=Telemetry.open(options, shown=access.without_keys))
+
+    def request_id(self, properties: Mapping[str, str]) -> str:
+        """The id of a request with these headers; not one with an API key in it, as the log has the id in each line."""
+        return request_id(properties, self.options.request_id_header_key, self.access.without_keys)

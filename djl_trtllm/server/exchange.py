@@ -26,7 +26,6 @@ from djl_trtllm.api.front_end import (
     TARGET_MODEL,
     endpoint_error,
     front_end_error,
-    request_id,
     returned_attributes,
     with_attributes,
 )
@@ -133,7 +132,7 @@ class Exchange:
         headers = reversed(self.scope["headers"])
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         self.properties = with_attributes(self.headers)
-        self.request_id = request_id(self.properties, self.context.options.request_id_header_key)
+        self.request_id = self.context.request_id(self.properties)
         method = self.scope["method"]
         self.served = ServedRequest(
             self.request_id, method, self.scope["path"], self.headers, reads=method in ("GET", "HEAD")

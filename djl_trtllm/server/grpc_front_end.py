@@ -14,7 +14,6 @@ import grpc
 from msgspec.structs import replace
 
 from djl_trtllm.api.base import DEFECT, Dialect, ModelStatus, RpcService, error_headers
-from djl_trtllm.api.front_end import REQUEST_ID, request_id
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, RequestError, clipped
@@ -154,7 +153,7 @@ class GrpcServer:
     def _begun(self, name: str, context: Any) -> ServedRequest:
         headers = _headers(context)
         return ServedRequest(
-            request_id(headers, self._options.request_id_header_key),
+            self._shared.request_id(headers),
             "gRPC",
             name,
             headers,
@@ -322,7 +321,7 @@ class RpcRequests:
         served.client = self.caller.label
         request = await run_by_size(len(message), lambda: self.service.read(message))
         if request.id:
-            served.id = request_id({REQUEST_ID: request.id})
+            served.id = self.shared.request_id({self.shared.options.request_id_header_key.lower(): request.id})
         served.model = clipped(request.model_name)
         return request
 

@@ -25,7 +25,7 @@ from starlette.types import Message, Scope
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from djl_trtllm.api.front_end import by_name, request_id
+from djl_trtllm.api.front_end import by_name
 from djl_trtllm.server.connections import (
     SLOWEST_BODY,
     Addresses,
@@ -188,7 +188,7 @@ class HttpProtocol(asyncio.Protocol):
                 self._feed(bytes(data[start:end]))
             except httptools.HttpParserUpgrade as upgrade:
                 start += int(upgrade.args[0])
-                self._opening = not self._connections.take_turn(self, self._client(), self._open_later)
+                self._opening = not self._connections.may_open(self, self._client(), self._open_later)
                 if self._opening:
                     self.deadline = inf  # its client has sent all that is waited for
                     return start
@@ -550,9 +550,10 @@ class HttpProtocol(asyncio.Protocol):
         given = self._given()
         path = self._url.partition(b"?")[0].decode("latin-1")
         method = self._parser.get_method().decode("latin-1") if path else "-"
-        served = ServedRequest(request_id(given, self._limits.request_id_header_key), method, path or "-")
+        context = self._connections.context
+        served = ServedRequest(context.request_id(given), method, path or "-")
         served.status, served.error = refusal.status, type(refusal).__name__
-        self._connections.context.telemetry.ended(served)
+        context.telemetry.ended(served)
 
 
 def _head(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:

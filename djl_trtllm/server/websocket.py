@@ -29,7 +29,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 
 from djl_trtllm.api.base import Reply
-from djl_trtllm.api.front_end import by_name, front_end_error, request_id, with_attributes
+from djl_trtllm.api.front_end import by_name, front_end_error, with_attributes
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ForbiddenError
@@ -265,7 +265,7 @@ class BidirectionalStreams:
         headers = by_name(Headers(scope=scope).items())
         client, refusal = self._admit(scope, headers)
         if refusal is not None:
-            identifier = request_id(with_attributes(headers), self._context.options.request_id_header_key)
+            identifier = self._context.request_id(with_attributes(headers))
             name, path = label(client), scope["path"]
             served = ServedRequest(identifier, "GET", path, headers, client=name, status=refusal.status)
             self._context.telemetry.ended(served)

@@ -485,7 +485,7 @@ def compile_model(
         config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
     draft = draft_files(source)
     outgoing = EngineCache(config.engine_cache_dir).outgoing
-    with outgoing(remote_name(out), progress) if remote else nullcontext(Path(out)) as local:
+    with outgoing(out, progress) if remote else nullcontext(Path(out)) as local:
         compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
         if remote:
             upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)

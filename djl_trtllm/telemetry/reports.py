@@ -497,7 +497,10 @@ def open_metrics(environ: Mapping[str, str]) -> OtelMetrics | None:
 
 
 class Telemetry:
-    """Reports requests to the log, to OpenTelemetry as traces and metrics, and to a record, each where it is given."""
+    """Reports requests to the log, to OpenTelemetry as traces and metrics, and to a record, each where it is given.
+
+    `shown` is what is reported of a text that a client has written: a path, the name of a model.
+    """
 
     def __init__(
         self,
@@ -505,20 +508,24 @@ class Telemetry:
         traces: SpanTraces | None = None,
         metrics: OtelMetrics | None = None,
         record: Recorder | None = None,
+        shown: Callable[[str], str] = str,
     ) -> None:
         self._log = log
         self._traces = traces
         self._metrics = metrics
         self._record = record
+        self._shown = shown
         self.exports = traces is not None or metrics is not None
         """Whether OpenTelemetry gets requests: their headers, and what they ask for, are kept for it."""
 
     @classmethod
-    def open(cls, options: Options, environ: Mapping[str, str] = os.environ) -> Telemetry:
+    def open(
+        cls, options: Options, environ: Mapping[str, str] = os.environ, shown: Callable[[str], str] = str
+    ) -> Telemetry:
         """Return what the options and OpenTelemetry's variables ask for. Raises ConfigError."""
         log = RequestLog(share=options.request_log_share) if options.request_log else None
         record = None if options.record_file is None else Recorder(options)
-        return cls(log, open_traces(options, environ), open_metrics(environ), record)
+        return cls(log, open_traces(options, environ), open_metrics(environ), record, shown)
 
     def began(self, served: ServedRequest, requests: Sequence[GenerationRequest]) -> None:
         """Keep the facts about a request that its reports need at its end, and no others."""
@@ -530,6 +537,7 @@ class Telemetry:
     def ended(self, request: ServedRequest) -> None:
         """Report a request that has ended; errors in here are logged and do not reach it."""
         try:
+            request.path, request.model = self._shown(request.path), self._shown(request.model)
             fields: dict[str, Any] = {} if self._traces is None else self._traces.record(request)
             if self._log is not None:
                 self._log.write(request, fields)

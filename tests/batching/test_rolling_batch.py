@@ -360,6 +360,20 @@ def test_a_request_has_no_place_while_its_guide_is_tried(tries: Bench) -> None:
     assert tries.batch.idle
 
 
+def test_of_requests_whose_trials_end_in_one_iteration_the_client_with_the_lowest_service_is_first(
+    tries: Bench,
+) -> None:
+    for client, tokens in (("a", 20), ("b", 1)):
+        served, _ = tries.submit(client=client)
+        tries.step(*(Delta(*served.ids, [5]) for _ in range(tokens)))
+        tries.step(Delta(*served.ids, [], finish=FinishReason.LENGTH))
+    tries.submit(client="c")
+    guided = [tries.submit(guide=GUIDE, client=client)[0].ids for client in "ab"]
+    tries.step(*(Delta(trial.request_id, [], finish=FinishReason.STOP) for trial in tries.executor.trials))
+    assert tries.executor.ids[3:] == guided[1]
+    assert tries.batch.waiting == 1
+
+
 @pytest.mark.parametrize(
     ("refusal", "error"),
     [(Refusal("wrong"), InvalidRequestError), (Refusal("full", FullQueue(64, 64, 10)), OverloadedError)],

@@ -410,8 +410,10 @@ def test_what_a_builder_works_on_or_another_user_owns_stays(
 ) -> None:
     partial = file(root / f".{KEY}.1.abcd.partial" / "model.bin").parent
     work = file(temporary / f"{TEMPORARY_PREFIX}x" / "torch").parent
-    file(root / "outgoing" / "bucket" / "model.bin")  # an engine that was not uploaded
-    file(root / "outgoing" / "bucket.log")
+    with pytest.raises(KeyboardInterrupt), EngineCache(root).outgoing("s3://a/bucket", print) as bucket:
+        file(bucket / "model.bin")
+        file(bucket.with_name(f"{bucket.name}.log"))
+        raise KeyboardInterrupt  # the engine is not uploaded
     file(root / f"{KEY}.log")
     file(root / f".{KEY}.removed" / "model.bin")
     file(root / KEY / "model.bin")
@@ -420,7 +422,7 @@ def test_what_a_builder_works_on_or_another_user_owns_stays(
         locked(root / f"{KEY}.lock"),
         marked(partial),
         marked(work),
-        EngineCache(root).outgoing("bucket", print) as outgoing,
+        EngineCache(root).outgoing("s3://a/bucket", print) as outgoing,
     ):
         assert outgoing.is_dir() and names(root) == []
         raise KeyboardInterrupt

@@ -18,6 +18,7 @@ from djl_trtllm.server.access import Access, ApiKey, Role, WrongPort, read_acces
 from djl_trtllm.server.app import Handshake, tls_arguments
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.context import ServerContext
+from djl_trtllm.telemetry import ServedRequest
 from tests.server.application import application
 from tests.support.asgi import JSON, Connection
 from tests.support.server import Certificates
@@ -54,6 +55,40 @@ def test_another_key_is_none_and_is_not_repeated(key: str) -> None:
     with pytest.raises(AuthenticationError) as caught:
         ACCESS.check(Role.INFER, bearer(key))
     assert key not in str(caught.value)
+
+
+SHOWN = "********"
+
+
+@by_rows(
+    ("text", "shown"),
+    [
+        ("generate-please", SHOWN),
+        ("/v1/models/generate-please", f"/v1/models/{SHOWN}"),
+        ("/models/manage-please/adapters/generate-please", f"/models/{SHOWN}/adapters/{SHOWN}"),
+        ("my-scrape-please-1", f"my-{SHOWN}-1"),
+        ("key=scrape-please", f"key={SHOWN}"),
+        ("/v1/models/with/slash+and==/load", f"/v1/models/{SHOWN}/load"),
+        ("$7.50", SHOWN),
+        ("/v1/models/generate-please2", "/v1/models/generate-please2"),
+        ("/\ud800/generate-please/" + "x" * 9000, f"/\ud800/{SHOWN}/" + "x" * 1005),
+    ],
+)
+def test_a_key_that_a_client_writes_elsewhere_is_not_shown(text: str, shown: str) -> None:
+    others = (ApiKey.of("base64", "with/slash+and=="), ApiKey.of("signs", "$7.50"))
+    assert Access((*ACCESS.keys, *others)).without_keys(text) == shown
+    assert Access().without_keys(text) == text
+
+
+async def test_a_key_in_a_path_a_name_or_an_id_reaches_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    context = ServerContext.open(Options(api_key="my-key"))
+    identifier = context.request_id({"x-request-id": "my-key"})
+    assert identifier != context.request_id({"x-request-id": "my-key"}), "it has a new one"
+    assert context.request_id({"x-request-id": "my-keys"}) == "my-keys"
+    context.telemetry.ended(ServedRequest(identifier, "POST", "/models/my-key/invoke", model="my-key", status=404))
+    (line,) = caplog.records
+    assert SHOWN in line.getMessage() and "my-key" not in repr(vars(line))
 
 
 def test_a_key_needs_the_role() -> None:

@@ -116,19 +116,25 @@ def test_an_engine_for_elsewhere_is_uploaded_with_its_manifest_last(
     environ = {"OPTION_ENGINE_CACHE_DIR": str(tmp_path / "cache")}
     out = "s3://models/engines/story"
     assert compile_model(str(checkpoint), out, environ, told.append) == out
-    local = tmp_path / "cache" / "outgoing" / "story"
-    assert work.compiled == [(checkpoint, local, 77)]
+    ((compiled, local, _),) = work.compiled
+    assert (compiled, local.parent) == (checkpoint, tmp_path / "cache" / "outgoing")
     assert work.uploads == [(["engine"], out, "manifest.json")]
     assert told == [f"compiling {checkpoint}", f"uploading to {out}"]
-    assert [path.name for path in local.parent.iterdir()] == [".story.lock"]
+    assert [path.name for path in local.parent.iterdir()] == [f".{local.name}.lock"]
 
 
-def test_an_engine_that_cannot_be_uploaded_is_kept(work: Work, checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["s3://b/story", "s3://a/b/story", "hf://a/story"])
+def test_an_engine_that_cannot_be_uploaded_is_kept_for_its_own_address(
+    work: Work, checkpoint: Path, tmp_path: Path, other: str
+) -> None:
     environ = {"OPTION_ENGINE_CACHE_DIR": str(tmp_path / "cache")}
     work.upload_failure = DownloadError("no such bucket")
-    with pytest.raises(DownloadError):
-        compile_model(str(checkpoint), "hf://acme/story", environ, print)
-    assert (tmp_path / "cache" / "outgoing" / "acme_story" / "engine").is_file()
+    for out in ("s3://a/story", other, "s3://a/story/"):
+        with pytest.raises(DownloadError):
+            compile_model(str(checkpoint), out, environ, print)
+    first, second, again = (local for _, local, _ in work.compiled)
+    assert first == again != second
+    assert (first / "engine").is_file() and (second / "engine").is_file()
 
 
 def test_an_engine_that_is_uploaded_need_not_be_there_any_more(
