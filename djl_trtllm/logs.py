@@ -28,7 +28,7 @@ from rich.logging import RichHandler
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 _ATTRIBUTE = "request_id"
 SHORT = "short_message"
-"""The `extra` of a line whose other fields say what its message says: JSON has this one instead, and no logger."""
+"""The `extra` with a shorter message for JSON lines, which have the rest of it in their other fields."""
 
 
 class RequestContext:
@@ -79,7 +79,7 @@ def printable(text: str) -> str:
 
 
 class _Times(logging.Formatter):
-    """Formats the times of lines; of all that come within a second, the time to the second once."""
+    """Formats the times of lines. Lines of one second share the text of their time up to the second."""
 
     _second: int | None = None
     _until_second = ""
@@ -221,7 +221,7 @@ class BackgroundHandler(QueueHandler):
 
 
 class Lines(logging.StreamHandler):  # type: ignore[type-arg]  # subscripts need Python 3.11
-    """Writes what it was given by `flush`, or when that is much: each write is a system call."""
+    """Collects lines, and writes them at `flush` or when they are many: each write is a system call."""
 
     def __init__(self) -> None:
         self._unwritten: list[str] = []

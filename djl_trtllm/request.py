@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_ids.seed)
 
 _RANDOM = ~(0xF000_C000_0000_0000_0000)
 _VERSION_4 = 0x4000_8000_0000_0000_0000
-"""The bits of a random UUID that say what it is (RFC 9562), and all others."""
+"""The bits that mark a random UUID as one (RFC 9562, version 4); `_RANDOM` has all other bits."""
 
 
 def new_hex_id() -> str:
@@ -38,7 +38,7 @@ def new_hex_id() -> str:
 
 
 def new_id() -> str:
-    """The same as UUIDs are written."""
+    """A random UUID as `new_hex_id` makes it, with hyphens."""
     digits = new_hex_id()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -124,8 +124,8 @@ class PartOf(NamedTuple):
 class Trait:
     """The decisions about a field of a request.
 
-    The server honours it for every engine, or an engine does whose `Ready.features` have `feature` (by default the
-    field's name). A refusal calls it `shown`, and adds `advice`.
+    Either the server honours the field for every engine, or an engine honours it whose `Ready.features` have `feature`
+    (by default the field's name). A refusal calls the field `shown`, and adds `advice`.
     """
 
     honoured_by: Literal["server", "engine"]
@@ -239,9 +239,9 @@ TaskName: TypeAlias = Literal["generate", "embed", "score"]
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """A request's wish for the vector of a text, or the score of a pair of texts, instead of generated text.
 
-    `activate`: normalise the vector to length 1, put the score through a sigmoid; None for what the model does by
-    itself. `dimensions`: the first ones of the vector only. `second`: where the tokens of the pair's second text begin,
-    0 where the model does not distinguish them.
+    `activate`: normalise the vector to length 1, put the score through a sigmoid; None: what the model's own files say.
+    `dimensions`: return only so many numbers of the vector, from the first on. `second`: where the tokens of the pair's
+    second text begin, 0 where the model does not distinguish them.
     """
 
     task: TaskName = "embed"

@@ -83,7 +83,8 @@ def read_texts(raw: Any, problems: Problems) -> list[dict[str, Any]]:
 
 
 def each_message(raw: Any, problems: Problems) -> Iterator[tuple[str, Any]]:
-    """Yield each of `messages` with its name, none if there are too many, and no more than have room in an error."""
+    """Yield each of `messages` with its name in errors: none if there are too many, none after as many problems as an
+    error shows."""
     if type(raw) is not list or not raw:
         problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
     elif (problem := _too_many(raw)) is not None:
@@ -178,8 +179,8 @@ def take_images(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], t
 
 
 def check_images(images: tuple[ImageSource, ...], template: str, options: Options, problems: Problems) -> None:
-    """Add the problems of images by their number and their addresses; nothing of them is read. `template` is the chat
-    template's source."""
+    """Add the problems of the images' number and addresses; no image is read. `template` is the source of the chat
+    template."""
     if not images:
         return
     most = most_images(options.limit_mm_per_prompt)

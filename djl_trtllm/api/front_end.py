@@ -33,7 +33,7 @@ _LONGEST_KEPT = 512
 """The most characters of headers whose meaning is kept for the next request with them."""
 
 _OF_THE_BODY = frozenset({"content-length", "content-encoding", "transfer-encoding", "inference-header-content-length"})
-"""Headers that say how the body is sent. Only the client that sends it knows: no attribute has their place."""
+"""Headers that say how the body is sent. Only the client that sends it knows this: no attribute replaces them."""
 
 _RETURNED = re.compile(r"[\x20-\x7e]{1,1024}")
 """Custom attributes that a response may carry: SageMaker takes 1024 characters of visible ASCII."""
@@ -156,7 +156,7 @@ def front_end_error(
 ) -> Reply:
     """The reply with this status. `djl_type` is DJL's exception name, by default that of the status.
 
-    `fields` follow these three.
+    `fields` are further members of the body.
     """
     body: dict[str, object] = {
         "code": status,

@@ -230,7 +230,7 @@ class Table:
             problems.invalid.append(f"unknown {where} {show(name)}{hint}")
 
     def _matters_not(self, name: str, problems: Problems) -> bool:
-        """Whether an unknown name is none of another API's, and probably not meant to be a known one."""
+        """Whether an unknown name may be ignored: no other API has it, and it is unlike the known names."""
         few = len(problems.ignored) < _MOST_NOTED and name not in _meant
         return few and self._similar(name, _MISTYPED, *self._elsewhere) is None
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _WORD = re.compile(r"""'[^']*'|"[^"]*"|\w+""")
-"""A text or a name in an annotation. Names in a text are none: a `Literal` may have the text `no-Device`."""
+"""A text or a name in an annotation. A text has no names: a `Literal` may have the text `no-Device`."""
 
 
 def folder_of(package: str) -> Path | None:
@@ -22,7 +22,7 @@ def folder_of(package: str) -> Path | None:
 
 
 def version_of(*distributions: str) -> tuple[str, str] | None:
-    """The first of these distributions that is installed, with its version; None where none is."""
+    """The first of these distributions that is installed, with its version; None if none is installed."""
     for name in distributions:
         try:
             return name, importlib.metadata.version(name)
@@ -66,7 +66,7 @@ def literals_of(nodes: Iterable[ast.stmt]) -> dict[str, str]:
 
 
 def written_out(annotation: str, literals: Mapping[str, str]) -> str:
-    """The annotation with these types in the place of their names, and so on in what they stand for."""
+    """The annotation with the types of `literals` in the place of their names, also of the names inside those types."""
     return _WORD.sub(
         lambda word: written_out(literals[word[0]], literals) if word[0] in literals else word[0], annotation
     )

@@ -36,7 +36,7 @@ from djl_trtllm.request import FinishReason, SequenceResult
 
 
 class Stored:
-    """The stored responses of one API key. What a request reads of them is bounded as its body.
+    """The stored responses of one API key. A request may read as many bytes of them as its body may have.
 
     An entry has the response, its own input and output as lists in JSON, and the id of its predecessor.
     """
@@ -360,7 +360,8 @@ _LEFT_OUT = ("web_search", "image_generation")
 
 
 class _Tools:
-    """The tools of a request in chat's form, with the namespaces and names of their functions by what models see."""
+    """The tools of a request in chat's form, with the namespaces and names of their functions by the names that models
+    see."""
 
     def __init__(self, raw: Any, problems: Problems) -> None:
         self.tools: list[dict[str, Any]] = []
@@ -410,7 +411,7 @@ class Responses(OpenAiLike):
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
 
     def size(self, request: RawRequest, model: ModelContext) -> int:
-        """Stored responses are read too."""
+        """The bytes of the body and of the stored responses, which `parse` reads too."""
         return len(request.body) + model.kept.size_of(request.key)
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:

@@ -149,7 +149,7 @@ TypesOf = Callable[[str, str], frozenset[str]]
 
 
 class UsualCall:
-    """A call of a format behind another one of its kind, from what stands between them on."""
+    """A pattern of a call that follows another call of its kind, from the text between them on."""
 
     def __init__(self, call: Call, own: ToolFormat) -> None:
         self._pair: Callable[[str, tuple[str, ...], TypesOf], str | None] = self._typed
@@ -244,7 +244,7 @@ def _written(parameter: Parameter, *, named: bool) -> str:
 
 
 def _string(quote: str) -> str:
-    """A string, without escape sequences that JSON lacks."""
+    """A pattern of a string without escape sequences that JSON lacks."""
     end, first = re.escape(quote), re.escape(quote[0])
     if quote in reader.PYTHON_QUOTES:
         return rf"{end}[^{first}\\]*(?:\\[{_ESCAPED}][^{first}\\]*)*{end}"
@@ -256,7 +256,7 @@ def _without_groups(pattern: str) -> str:
 
 
 def _from_python(text: str) -> str:
-    """The inside of such a string, as that of a JSON string: of most, only the quotes differ."""
+    """The inside of a Python string, as that of a JSON string: for most strings, only the quotes differ."""
     if "\\\\" in text or not text.isprintable():
         return reader.unescaped(text)
     return text.replace('"', '\\"').replace('\\\\"', '\\"').replace("\\'", "'")

@@ -93,7 +93,8 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def _sequences(unless: str) -> str:
-    """Escape sequences, too short ones only where this does not follow, because their digits may go on there."""
+    """A pattern of escape sequences. A sequence with few digits matches where `unless` does not follow: more digits may
+    come."""
     short = {mark: f"{_HEX}{{{most}}}|{_HEX}{{0,{most - 1}}}(?!{unless})" for mark, most in _DIGITS.items()}
     return rf"\\(?:{'|'.join(f'{mark}(?:{digits})' for mark, digits in short.items())}|[^xuU])"
 
@@ -305,7 +306,7 @@ class Markers:
 
 @functools.lru_cache(256)
 def markers(*texts: str) -> Markers:
-    """Markers that a format makes up while it is read."""
+    """The `Markers` of these texts: one object for each set of texts that a format uses."""
     return Markers(*texts)
 
 
@@ -383,7 +384,8 @@ class Reader(OutputParser):
         return found
 
     def up_to(self, markers: Markers, kind: Kind) -> Generator[None, None, tuple[str, str]]:
-        """Read a marker and the text before it, which is said. Returns the blanks before the marker, and the marker."""
+        """Read up to a marker, and pass the text before it on as `kind`. Returns the blanks before the marker, and the
+        marker."""
         while (found := markers.find(self.text, self.at)) is None:
             self.say(self.take(self._blanks_start(markers.begun(self.text, self.at))), kind)
             yield from self.more()

@@ -51,8 +51,8 @@ _PRECISION = "f32"
 class CompiledPlan(EnginePlan):
     """The base of all plans of OpenVINO.
 
-    `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. An iteration takes at
-    most `max_num_batched_tokens` tokens.
+    `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are the format and the compression of its weights.
+    An iteration takes at most `max_num_batched_tokens` tokens.
     """
 
     dtype: str
@@ -239,7 +239,7 @@ EFFECTS: Effects = read_effects(__package__, "openvino")
 
 
 class OpenVinoBackend(EngineBackend):
-    """See `EngineBackend`."""
+    """The `EngineBackend` of OpenVINO."""
 
     effects: Mapping[str, Effects] = MappingProxyType({Backend.OPENVINO.value: EFFECTS})
     automatic = (Backend.OPENVINO.value,)
@@ -453,9 +453,9 @@ def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
 
 
 def _fits_twice(hardware: Hardware, weights: int, kv_cache: KvCachePlan | None) -> bool:
-    """Whether the model can be loaded a second time, for log-probabilities of prompts: in 32 bits, and twice.
+    """Whether memory has room to load the model a second time for log-probabilities of prompts: in 32 bits, and twice.
 
-    `weights` are those of a draft model, too.
+    `weights` (bytes) include those of a draft model.
     """
     if kv_cache is None or kv_cache.block_bytes is None:
         return False

@@ -47,7 +47,8 @@ _REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engine
 
 
 class TensorRtLlmBackend(EngineBackend):
-    """Only the engine backend loads engines and checkpoints in TensorRT-LLM's own format."""
+    """The `EngineBackend` of TensorRT-LLM. Only `tensorrt` loads engines and checkpoints in TensorRT-LLM's own
+    format."""
 
     effects: Mapping[str, Effects] = MappingProxyType(
         {Backend.TENSORRT.value: ENGINE, Backend.PYTORCH.value: PYTORCH, Backend.AUTODEPLOY.value: PYTORCH}

@@ -83,7 +83,7 @@ def all_members() -> tuple[Member, ...]:
 
 
 def eras() -> Mapping[str, str]:
-    """The tags in `evidence`: which files they stand for, and about which version those belong to."""
+    """The tags in `evidence`: the files that each stands for, and about which version they belong to."""
     return _table()[2]
 
 

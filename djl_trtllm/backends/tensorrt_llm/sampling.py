@@ -178,7 +178,7 @@ def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[s
 
 
 class Biases:
-    """`logit_bias` as tensors: one for each map that requests have, as long as few others came since."""
+    """`logit_bias` as tensors: one for each map that requests have, kept until several others have come."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary

@@ -49,13 +49,13 @@ REASONS = r"^\(Worker\S* pid=\d+\) .*\] [\w.]*(?:Error|Exception)\b"
 _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 """Tables of vLLM's registry whose models generate text."""
 _POOLING_TABLES = ("_EMBEDDING_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS")
-"""Those whose models embed or score."""
+"""Tables of vLLM's registry whose models embed or score."""
 _SPECULATES = (Method.NGRAM, Method.DRAFT, Method.EAGLE3, Method.EAGLE, Method.MTP, Method.MEDUSA)
 _INSTALL = "pip install 'djl-trtllm[vllm]'"
 
 
 class VllmBackend(EngineBackend):
-    """See `EngineBackend`."""
+    """The `EngineBackend` of vLLM."""
 
     effects: Mapping[str, Effects] = MappingProxyType({Backend.VLLM.value: EFFECTS})
     automatic = (Backend.VLLM.value,)

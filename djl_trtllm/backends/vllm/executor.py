@@ -52,11 +52,12 @@ _EMPTY_SECONDS = 0.001
 """The pause after iterations without output: vLLM's own loop makes it too."""
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
-"""Where vLLM keeps seeds in arrays they are of 64 bits with a sign, and ours are without."""
+"""The bound of seeds: vLLM keeps them in arrays of signed 64-bit numbers, and ours are unsigned."""
 _MOST_SPELLINGS, _MOST_SPELT, _MOST_STOPS = 128, 1024, 128
-"""Bad words as sequences of tokens (two for each word), their tokens, and stop tokens beside `min_new_tokens`.
+"""The most spellings of bad words (two for each word), their tokens, and stop tokens beside `min_new_tokens`.
 
-vLLM's newer runner raises for more while it runs a batch, which would end the process (vllm/v1/worker/gpu/sample)."""
+vLLM's newer runner raises for more while it runs a batch, which would end the process (vllm/v1/worker/gpu/sample).
+"""
 
 _ARGUMENTS = {
     "max_new_tokens": "max_tokens",
@@ -68,7 +69,7 @@ _ARGUMENTS = {
 }
 """Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
-"""The same for sequences that are not greedy, whose temperature is 0."""
+"""The same for sequences that are not greedy. A greedy sequence has temperature 0 in vLLM."""
 SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 
 FEATURES: frozenset[str] = frozenset(
@@ -131,9 +132,10 @@ def token_prompt(request: Submit) -> dict[str, Any]:
 def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tuple[Any, Callable[[], None]]:
     """vLLM's LLMEngine with its core in this process, and a check, which raises RankError if a rank has ended.
 
-    vLLM itself notices that late. `environment` are variables that it gets unless they are set. Without a `seed` among
-    the arguments, the random numbers of requests without one begin elsewhere in each engine process: vLLM's own default
-    is 0, so that every worker, and every start, would give the same answers. Raises RankError, and what vLLM raises.
+    vLLM itself notices an ended rank late. `environment` are variables that it gets unless they are set. Without a
+    `seed` among the arguments, the random numbers of requests without one begin elsewhere in each engine process:
+    vLLM's own default is 0, so that every worker, and every start, would give the same answers. Raises RankError, and
+    what vLLM raises.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     for name, value in environment.items():
@@ -166,7 +168,7 @@ def described(engine: Any) -> dict[str, Any]:
 
 
 class VllmExecutor(GatedExecutor):
-    """See `GatedExecutor`. `arguments` are those of EngineArgs, as plain data."""
+    """The `GatedExecutor` of vLLM. `arguments` are those of EngineArgs, as plain data."""
 
     def __init__(
         self,
@@ -202,12 +204,13 @@ class VllmExecutor(GatedExecutor):
         self._sequences: dict[str, Submit] = {}
         """Requests by their names in vLLM, without prompts."""
         self._names = map(str, itertools.count())
-        """Names of requests in vLLM: one of ours is free again when it is cancelled, and there a batch may have it."""
+        """New names of requests in vLLM: a server's id is free again when its request is cancelled, while a batch of
+        vLLM may still have it."""
         self._library = guides
         self._iterations, self._empty = 0, 0
         self._seconds: float | None = None
         self._scheduler: Any
-        """The figures of the last iteration; there is one before the first client's request."""
+        """The statistics of vLLM's last iteration; the first come from a request before any client's."""
         self._queried, self._hits = 0, 0
         self._speculates = configuration.speculative_config is not None
         self._draft_tokens, self._drafts = 0, 0
@@ -326,7 +329,8 @@ class VllmExecutor(GatedExecutor):
             self.refuse(request, f"{type(error).__name__}: {error}")
 
     def _lora(self, adapter: Adapter) -> Any:
-        """vLLM takes adapters of one name for one, in its prefix cache too; one that comes again has another id."""
+        """An adapter as vLLM takes it, under its id: vLLM, and its prefix cache, take adapters of one name for one
+        adapter."""
         return self._lora_request(f"{adapter.name}-{adapter.id}", adapter.id, adapter.path)
 
     def _parameters(self, request: Submit) -> SamplingParams:
@@ -379,7 +383,7 @@ class VllmExecutor(GatedExecutor):
 
 
 def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments with objects of vLLM's configuration classes in place of dicts: not every version makes them."""
+    """The arguments with objects of vLLM's configuration classes in place of dicts, which not every version takes."""
     import vllm.config
 
     def made(name: str, value: Any) -> Any:
@@ -390,7 +394,7 @@ def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dic
 
 
 def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
-    """Raise ValueError for more than vLLM's runner takes. The input processor has made the tokens.
+    """Raise ValueError for a request beyond the bounds of vLLM's runner, after the input processor has tokenised it.
 
     Its kernels write to the places of token ids without a look at the end of the vocabulary.
     """

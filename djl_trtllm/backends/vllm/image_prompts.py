@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ImagePrompts(images.ImagePrompts):
-    """See `executor.images.ImagePrompts`. `engine` is vLLM's LLMEngine."""
+    """The `executor.images.ImagePrompts` of vLLM. `engine` is vLLM's LLMEngine."""
 
     def __init__(self, directory: Path, engine: Any) -> None:
         super().__init__(directory)
@@ -48,8 +48,8 @@ class ImagePrompts(images.ImagePrompts):
     def forget(self, prompt: Mapping[str, Any]) -> None:
         """Take the images of a prompt out of vLLM's cache: its request ended between `prompt` and `add_request`.
 
-        vLLM keeps one half of the cache for each, and they have to see the same images. A version that cannot take out
-        one image loses all.
+        vLLM has a cache on each side (input processor and core), and both have to see the same images. A version that
+        cannot remove one image removes all.
         """
         invalidate = getattr(getattr(self._renderer, "mm_processor_cache", None), "invalidate", None)
         if invalidate is None:

@@ -40,7 +40,7 @@ _TOP_P = kinds.number(0, 1, above=True)
 
 
 def _read_top_p(value: Any) -> float:
-    """In Triton 0 and less mean that it is not set."""
+    """Read `top_p`: in Triton, 0 and less mean that it is not set."""
     if type(value) in (int, float) and -1 <= value <= 0:
         return 1.0
     top_p: float = _TOP_P.read(value)
