@@ -83,7 +83,7 @@ _DOES = {
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
 _CLOSING = 16
-"""More tokens than the end of reasoning has."""
+"""Tokens of room for the end of reasoning: more than any model's has."""
 _PROMPT_END = 64
 """Tokens at the end of a prompt in which the marker of reasoning is looked for."""
 _MAX_CACHED_TEXTS = 16_384
@@ -107,7 +107,8 @@ class BatchLimits:
     max_output_len: int
     max_seq_len: int
     vocab_size: int | None = None
-    """Ids from here on are refused: the tokenizer has them and the model does not. None if it has none of them."""
+    """The first id that is refused, because the tokenizer has it and the model does not; None if there is no such
+    id."""
     resume: bool = True
 
 
@@ -349,10 +350,8 @@ def _with_budget(request: GenerationRequest, budget: ThinkingBudget, limits: Lim
 
 @functools.lru_cache(maxsize=8)
 def _not_honoured(features: frozenset[str]) -> tuple[list[RequestField], Callable[[object], Any], Any]:
-    """The fields that a request to an executor with these features must not set.
-
-    And what reads all of them at once, and the neutral values that it finds then.
-    """
+    """The fields that a request to an executor with these features must not set, a function that reads all of them at
+    once, and their neutral values as it returns them."""
     fields = [
         field
         for field in FIELDS.values()
@@ -365,7 +364,7 @@ def _not_honoured(features: frozenset[str]) -> tuple[list[RequestField], Callabl
 
 
 def _none(request: object) -> None:
-    """Read none of its fields."""
+    """Read no field of a request."""
 
 
 def _refusal(field: RequestField) -> str:
@@ -383,8 +382,8 @@ class Translator:
     `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`).
     `stops_ignored`: whether it does not end those sequences that ignore the end token.
 
-    `seeded`: whether its tokens follow from the seed; without it no sequence has one. `draws_seeds`: whether those have
-    one whose request gives none.
+    `seeded`: whether the executor's tokens follow from a seed; without it no sequence has a seed. `draws_seeds`:
+    whether sequences have one whose request gives none.
     """
 
     def __init__(
@@ -454,9 +453,9 @@ class Translator:
         ]
 
     def ending(self, end: End, last_token: int | None) -> tuple[FinishReason, RequestError | None]:
-        """How the executor has ended a sequence, with its last token if there is one.
+        """Why the executor has ended a sequence whose last token is `last_token`, None if it has no token.
 
-        It does not distinguish the model's end tokens from other stop ids.
+        The executor does not distinguish the model's end tokens from other stop ids.
         """
         if isinstance(end.error, Refusal):
             message, full = end.error.message, end.error.full
@@ -536,13 +535,13 @@ class Translator:
         return [*end_ids, *request.stop_token_ids]
 
     def _text_inside(self, token_id: int) -> str:
-        """A token's text inside a text: alone, some tokenizers leave out the space that it begins with."""
+        """A token's text inside a longer text: alone, some tokenizers leave out the space that it begins with."""
         before = self._tokenizer.encode("a", False)[-1:]
         text = self._tokenizer.decode([*before, token_id], False)
         return text[len(self._tokenizer.decode(before, False)) :]
 
     def _tokenise_closer(self, closer: str) -> list[int]:
-        """The tokens that end reasoning for a model: as it ends its own, on a line by itself."""
+        """The tokens that end reasoning: the model's own closing text, on a line by itself."""
         return self._tokenizer.encode(f"\n{closer}\n\n", False)
 
     def _survives_tokenising(self, text: str) -> bool:

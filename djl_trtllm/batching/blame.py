@@ -46,9 +46,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def digest(message: Submit) -> str:
-    """What two requests have in common that ask the engine for the same: the model's input and the parameters.
+    """The digest of a message's input and parameters: equal for requests that ask the engine for the same.
 
-    Not the seed: a request without one gets another each time.
+    The seed is not part of it: a request without a seed gets another one each time.
     """
     bare = replace(
         message,
@@ -63,9 +63,9 @@ def digest(message: Submit) -> str:
 
 
 class Verdict(NamedTuple):
-    """A request is guilty. `explains`: losses before it are its work.
+    """A verdict that a request is guilty. `explains`: whether the request has caused the earlier losses, too.
 
-    It does not if nothing has passed since the verdict before: an engine in which every request fails is no request's
+    It has not if nothing has passed since the verdict before: an engine in which every request fails is no request's
     work.
     """
 
@@ -111,7 +111,7 @@ class Blame:
         self._trial: dict[str, int] = {}
         """Keys that run, and the tokens that each has to get before the next group is tried."""
         self._trying = False
-        """Whether those are suspects."""
+        """Whether the keys in `_trial` are suspects."""
         self._line: deque[list[str]] = deque()
         """Groups that are held back."""
         self._open = True

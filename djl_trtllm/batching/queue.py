@@ -43,7 +43,8 @@ _STALE = 64
 
 @dataclass(slots=True, eq=False)
 class ClientShare:
-    """What a client has of the batch: `admitted` sequences wait or run, `running` of them, in `blocks` of the KV cache.
+    """The part of the batch that a client has: `admitted` sequences wait or run, `running` of these run, in `blocks` of
+    the KV cache.
 
     The client was given `service`, and its running sequences may get `expected` more. Its last request ended at
     `left_at`.
@@ -215,12 +216,13 @@ class Slot(msgspec.Struct, eq=False):
 
     @property
     def got(self) -> int:
-        """Tokens that it has got in its place."""
+        """Tokens that the sequence has got since it took its place."""
         return 0 if self.places is None else len(self.sequence.token_ids) - self._had
 
     @property
     def begins(self) -> bool:
-        """Whether it had no tokens when it took its place. Its prompt counts then, and not when it goes on later."""
+        """Whether the sequence had no tokens when it took its place. Its prompt counts then, and not when it goes on
+        later."""
         return not self._had
 
     @property
@@ -255,7 +257,7 @@ class Slot(msgspec.Struct, eq=False):
 
     @property
     def complete(self) -> bool:
-        """Whether it has all its tokens."""
+        """Whether the sequence has all its tokens."""
         if self.message.pooling is not None:
             return False
         return len(self.sequence.token_ids) >= self.message.sampling.max_new_tokens

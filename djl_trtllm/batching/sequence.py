@@ -197,8 +197,8 @@ class Detokenizer:
         self._stream = None
 
     def _restart(self) -> str:
-        """The decoder took back text that has been handed out, as byte-fallback decoders do when a byte turns out to
-        be invalid. Go on from here: the last token's text as it follows its predecessor."""
+        """Go on after the decoder took back text that has been handed out, as byte-fallback decoders do when a byte
+        turns out to be invalid: return the last token's text as it follows its predecessor."""
         last_two = (self._context + self._ids[-2:])[-2:]
         before, text = self._decode(last_two[:1]), self._decode(last_two)
         self._begin(last_two[1:])
@@ -248,7 +248,8 @@ class OutputSequence(msgspec.Struct, eq=False, kw_only=True):
     thinking: ThinkingMeter | None = None
     """None where the reasoning has no budget."""
     stale: bool = False
-    """Whether it goes on after tokens that the engine has not generated: what comes until it does is dropped."""
+    """Whether the sequence goes on after tokens that the engine has not generated: tokens that still come are
+    dropped."""
     _detokenizer: Detokenizer | None = None
     """None until the first token; so is `_matcher`."""
     _matcher: StopMatcher | None = None
@@ -403,7 +404,7 @@ class RequestState:
         self.ids: list[int] = []
         """The executor's ids of the sequences."""
         self.digest = ""
-        """See `blame.digest`; computed when it is wanted."""
+        """The request's `blame.digest`; computed when it is wanted."""
         self.record = record
         self.prompt: list[RankedToken] | None = None
         """The prompt's tokens with their log-probabilities, until they are delivered."""

@@ -151,8 +151,8 @@ class Statistics:
     """Requests by finish reason: that of its sequence which ended worst."""
     time_to_first_token: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_SECONDS))
     inter_token_latency: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
-    """Seconds between two tokens of a sequence. Where n tokens arrive together t seconds after those before, n gaps
-    of t / n count; those that arrive with the first token of a sequence count as gaps of 0."""
+    """Seconds between two tokens of a sequence. If n tokens arrive together, t seconds after the tokens before, they
+    count as n gaps of t / n; those that arrive with the first token of a sequence count as gaps of 0."""
     time_per_output_token: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
     """The mean of a request, without its first token."""
     queue_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))

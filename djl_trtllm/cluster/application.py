@@ -214,8 +214,8 @@ _MOST_ONGOING = 100_000
 _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
 _HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 5.0, 10.0
-"""Three checks without an answer in this time end a replica. With 5 s, a busy machine lost healthy replicas;
-routers give a silent one nothing before that."""
+"""Ray ends a replica after three checks without an answer in this time. With 5 s, a busy machine lost healthy replicas.
+Routers give a silent replica no requests before that."""
 _STARTS = 3
 """How often a replica is started before the deployment has failed."""
 _ROUTING_STATS_SECONDS = 1.0
@@ -328,7 +328,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def require_known_clients(options: Options) -> None:
-    """Raise ConfigError for limits of clients that cannot be known: HAProxy says nothing of a client's address."""
+    """Raise ConfigError for limits of clients that cannot be known: HAProxy does not pass on a client's address."""
     known = options.api_keys_file or options.client_header or _proxies(options)
     if options.max_requests_per_client and not known:
         raise ConfigError(
@@ -339,7 +339,8 @@ def require_known_clients(options: Options) -> None:
 
 
 def _proxies(options: Options) -> str:
-    """The addresses whose X-Forwarded-For counts, for Ray's uvicorn. By default none, also not that of this machine.
+    """The addresses whose X-Forwarded-For counts, for Ray's uvicorn. By default there is none, and this machine's does
+    not count either.
 
     HAProxy is on this machine and passes on what a client has written there.
     """

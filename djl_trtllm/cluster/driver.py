@@ -30,7 +30,7 @@ _LEAST_CPUS = 2
 _QUIET = {"log_level": "WARNING"}
 """Ray Serve's own log has warnings only; the replicas' log is the model's."""
 _OWN_ERROR = re.compile(r"^djl_trtllm\.errors\.\w+: ", re.MULTILINE)
-"""After this, a traceback of Ray's has the replica's own reason."""
+"""The name of an error of this package in a traceback of Ray's; the replica's own reason follows it."""
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ _PORTS = {
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
 }
-"""Ray's own choices. Clusters with the same port of a fallback proxy share it, and get each other's requests."""
+"""Ray's default ports. Clusters with the same port of a fallback proxy share it, and get each other's requests."""
 _PORTS_OF_REPLICAS, _REPLICAS = (30000, 31000), 250
 """Ray's range, and how many ports of it a cluster uses: HAProxy may not know yet that another cluster has one now.
 

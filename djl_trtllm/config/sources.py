@@ -110,17 +110,17 @@ class Origin:
 
     @classmethod
     def derived(cls, rule: str) -> Origin:
-        """Computed from other values; `rule` says from which and how."""
+        """An origin of a value that is computed from others; `rule` says from which and how."""
         return cls(OriginKind.DERIVED, rule)
 
     @classmethod
     def preset(cls, server: str) -> Origin:
-        """A default of another server, for its own files."""
+        """An origin of a default of another server, for its own files."""
         return cls.derived(f"{_PRESETS}{server}")
 
     @classmethod
     def override(cls, by: str) -> Origin:
-        """Given by a caller, for example `Origin.override("command line --port")`."""
+        """An origin of a value that a caller gives, for example `Origin.override("command line --port")`."""
         return cls(OriginKind.OVERRIDE, by)
 
     @property

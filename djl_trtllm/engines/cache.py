@@ -110,7 +110,7 @@ def _of_downloads(root: Path) -> Iterator[Path]:
 
 
 def _of_outgoing(root: Path) -> Iterator[Path]:
-    """Engines that were compiled and not uploaded: the next run uploads them."""
+    """Engines that were compiled and not yet uploaded: the next run uploads them."""
     for path in (root / _OUTGOING).glob("*"):
         lock = path.with_name(f".{path.name.removesuffix('.log')}.lock")
         if not path.name.startswith(".") and _is_free(lock):
@@ -304,7 +304,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         options: Mapping[str, OptionValue] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """List how this engine differs from the arguments, one line each; None is not compared.
+        """List how this engine differs from the arguments, one line each; an argument that is None is not compared.
 
         `options` are the requested ones by name. `versions` are the installed runtime's; only a runtime older than the
         one that made the engine is a difference, because newer ones read it.

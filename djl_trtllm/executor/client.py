@@ -43,7 +43,7 @@ from djl_trtllm.processes import oom_kills
 
 _VARIABLE = "DJL_TRTLLM_ENGINE_PROCESS"
 _WAIT_SECONDS = 1.0
-"""A process that waits for its GPU may take longer to end than a client should wait for an error."""
+"""Seconds that a client waits for the process to end, which takes longer where it waits for its GPU."""
 
 
 class ProcessEnvironment:
@@ -116,7 +116,7 @@ _MEMORY_ADVICE = (
 _TOGETHER_SECONDS = 0.001
 """How long messages wait for others while the event loop is busy: what it does are other requests, most likely."""
 _QUIET_SECONDS = 0.00005
-"""A turn of the event loop in which it has done next to nothing takes less."""
+"""The longest turn of the event loop, in seconds, that counts as one without work."""
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
 _MOST_REASONS = 5
@@ -240,7 +240,7 @@ class ExecutorClient(asyncio.Protocol):
         return total
 
     async def measure_memory(self) -> int:
-        """The same without blocking the event loop."""
+        """Return `resident_bytes` without blocking the event loop."""
         return await self._loop.run_in_executor(None, self.resident_bytes)
 
     # -- requests --------------------------------------------------------------------------------------------------

@@ -42,9 +42,9 @@ _START_SECONDS = 60.0
 _TRIAL_SECONDS = 10
 """The most processor time of a trial, whatever else the machine does meanwhile."""
 _QUICK_SECONDS = 0.25
-"""A trial with more processor time goes on beside the others', in a process that takes none from them."""
+"""The longest quick trial in seconds of processor time: a longer one goes on in the slow process."""
 _LONGEST_QUICK = 2.0
-"""So does one that lasts longer, on a machine that is not so busy."""
+"""The longest quick trial in seconds of time, on a machine that is not busy."""
 _SIZE_PER_SECOND = 20_000
 """How fast guides are expected to be tried, see `_size_of`."""
 _LARGEST = 10**9
@@ -58,10 +58,10 @@ _MOST_VALUES = re.compile(r'"m(?:ax|in)(?:Items|Length)":(\d{1,9})')
 _LEAST_SECONDS = 0.01
 """A trial counts as at least this, so that clients with small guides take turns."""
 _MOST_WAITING = 64
-"""Guides that wait for their trial; a client has its share of them although others have filled the queue."""
+"""The most guides that wait for their trial; a client has its share of them although others have filled the queue."""
 _MOST_VERDICTS = 1024
 _MOST_OF_A_PROCESS = 256
-"""Guides that one process tries: each stays in its memory."""
+"""The most guides that one process tries: each stays in its memory."""
 
 _PROCESSOR_SECONDS = 5.0
 """The most processor time of a compilation, on one core; TensorRT-LLM compiles on several."""
@@ -100,7 +100,7 @@ class _Held:
     guide: Guide
     key: Key
     expected: float
-    """Seconds that its trial is expected to take."""
+    """The seconds that its trial is expected to take."""
     context: Context
     """The context in which the request came: what is printed for it later is marked in the same way."""
 
@@ -136,13 +136,14 @@ class _Process:
         self.began, self._used = now, processor_seconds(self._process.pid)
 
     def is_slow(self, took: float) -> bool:
-        """Whether the present trial, which has lasted so long, is no quick one. Others may have had the processor."""
+        """Whether the present trial, which has lasted `took` seconds, is a slow one. Others may have had the
+        processor."""
         if took <= _QUICK_SECONDS:
             return False
         return took > _LONGEST_QUICK or processor_seconds(self._process.pid) - self._used > _QUICK_SECONDS
 
     def yield_processor(self) -> None:
-        """Let all others go first."""
+        """Lower this process's priority below all others'."""
         be_nice(self._process.pid, _SLOW_NICENESS)
 
     def close(self) -> int:
@@ -377,7 +378,8 @@ class GuideGate:
             held.context.run(print, verdict.note, flush=True)
 
     def _lose(self, process: _Process, held: _Held, problem: str) -> None:
-        """The process is lost: its guide is tried again, or its requests are refused and nothing is remembered."""
+        """Handle the loss of the process: its guide is tried again, or its requests are refused and nothing is
+        remembered."""
         self._end_trial(process, held)
         if held.key not in self._lost:
             self._lost = (self._lost & {each.key for each in self._held.values()}) | {held.key}

@@ -52,7 +52,8 @@ from djl_trtllm.processes import compiler_below, leave_end_to_parent
 
 _LAST_WORD_SECONDS = 1.0
 _REST_SECONDS = 0.05
-"""The server sends the rest of what a socket had no room for as soon as there is some, unless it is very busy."""
+"""Seconds to wait for the rest of a message: the server sends it as soon as the socket has room, unless it is very
+busy."""
 _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy process whose iterations produce no token (a long prefill in chunks) sends an empty step this often."""
 
@@ -104,7 +105,7 @@ class Executor(AnyExecutor, Protocol):
 
 
 class AsyncExecutor(AnyExecutor, Protocol):
-    """An engine that iterates itself. All methods but `check` run on the event loop."""
+    """An engine that runs its own iterations. All methods but `check` run on the event loop."""
 
     def first_requests(self) -> list[FirstRequest]:
         """Return the requests that the engine gets, one after the other, before it is ready."""
@@ -356,7 +357,7 @@ class WarmUp:
         self._ends: asyncio.Queue[End] = asyncio.Queue()
 
     def send(self, step: Step) -> None:
-        """Send the engine's output to whom it belongs."""
+        """Give each request of the warm-up its part of the engine's output."""
         if self.is_over:
             return self._send(step)
         for end in step.ends:
@@ -372,7 +373,7 @@ class WarmUp:
             self.lost |= first.lost_by(error, time.monotonic() - began)
 
     async def _end(self, kind: str, began: float) -> End:
-        """Return the next end. What takes long is said in the log, with the compiler that it may wait for."""
+        """Return the next end. The log says what takes long, with the compiler that it may wait for."""
         end = asyncio.ensure_future(self._ends.get())
         while not (await asyncio.wait({end}, timeout=_WARM_UP_LINE_SECONDS))[0]:
             compiler = compiler_below()
@@ -437,7 +438,7 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
 
 
 def _settled(executor: AnyExecutor, lost: frozenset[str] = frozenset()) -> Ready:
-    """What is loaded stays: the collector need not scan it again and again."""
+    """Return `Ready`, and freeze what is loaded: the garbage collector need not scan it again and again."""
     gc.collect()
     gc.freeze()
     return Ready(executor.limits, executor.details, executor.features - lost)

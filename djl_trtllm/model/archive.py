@@ -237,7 +237,7 @@ class _Header(tarfile.TarInfo):
     """
 
     records = 0
-    """The records since the last member. Each archive has a class of its own, so that this counts its records only."""
+    """The records since the last member. Each archive makes a subclass, so that only its own records are counted."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
@@ -275,7 +275,8 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _is_junk(part: str) -> bool:
-    """Files that archivers leave behind: resource forks of macOS, pax headers written as files."""
+    """Whether a name is that of a file that archivers leave behind: resource forks of macOS, pax headers written as
+    files."""
     return part.startswith("._") or part in ("__MACOSX", ".DS_Store") or part.startswith("PaxHeader")
 
 

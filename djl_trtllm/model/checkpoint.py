@@ -51,7 +51,7 @@ def read_json(file: Path, error: type[ModelError]) -> Any:
 
 
 def content_of(file: Path, most: int, error: type[ModelError]) -> bytes:
-    """The content of a regular file with at most `most` bytes. Raises `error`."""
+    """The content of a regular file of at most `most` bytes. Raises `error`."""
     try:
         return read_file(file, most)
     except OSError as cause:
@@ -263,7 +263,8 @@ def _indexed(index: Path) -> tuple[Path, ...]:
 
 
 def _check_shards(path: Path, files: tuple[Path, ...]) -> None:
-    """Without an index, the file names give the number of shards: `model-00001-of-00003.safetensors`."""
+    """Check that no shard is missing by the names of files (`model-00001-of-00003.safetensors`), where there is no
+    index."""
     present = {file.name for file in files}
     sets = {
         (match["start"], len(match["number"]), match["count"], match["end"])
@@ -361,7 +362,7 @@ def _check_layers(path: Path, names: set[str], num_layers: int, extra_layers: in
 # -- quantisation ------------------------------------------------------------------------------------------------------
 
 MODELOPT_FILE = "hf_quant_config.json"
-"""Written by NVIDIA's ModelOpt beside the config.json of a Hugging Face checkpoint that it quantised."""
+"""The file that NVIDIA's ModelOpt writes beside the config.json of a Hugging Face checkpoint that it quantised."""
 
 _ALGORITHM_OF = {"mxfp4": "W4A16_MXFP4", "nvfp4": "NVFP4", "awq": "W4A16_AWQ"}
 
@@ -512,7 +513,7 @@ class ModelShape:
 
 
 def _listed_layers(text: Mapping[str, Any]) -> int | None:
-    """Some hybrid models list the kind of each layer instead of giving their number (Nemotron 3 Ultra)."""
+    """The number of layers of a hybrid model whose config.json lists the kind of each layer (Nemotron 3 Ultra)."""
     listed = text.get("layers_block_type")
     return len(listed) or None if isinstance(listed, list) else None
 

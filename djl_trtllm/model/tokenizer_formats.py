@@ -159,7 +159,7 @@ def _model(proto: Any, file: Path) -> tokenizers.Tokenizer:
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
-    """SentencePiece joins the pair whose joined piece has the best score; pairs that give one piece, in any order."""
+    """The merges of a SentencePiece model, best score first; pairs that give one piece come in any order."""
     ids = {piece.piece: id_ for id_, piece in enumerate(proto.pieces) if piece.type not in (_CONTROL, _UNKNOWN, _BYTE)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, id_ in ids.items():

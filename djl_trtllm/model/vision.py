@@ -29,7 +29,7 @@ _MOST_SCANS = 64
 """Most scans of a JPEG file. Each goes over all pixels; progressive files have ten."""
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
 _LONGEST_SIDES = 200
-"""The most that an image's long side may be of its short one, as in transformers' processor of Qwen-VL."""
+"""The most times that an image's long side may exceed its short side, as in transformers' processor of Qwen-VL."""
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _AROUND = ("vision_start_token_id", "vision_end_token_id")
 

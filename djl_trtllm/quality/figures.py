@@ -121,13 +121,14 @@ def _longer(a: Continuation, b: Continuation) -> int:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What still counts as the same: the least agreement, and the most of the other figures, where they are known."""
+    """The bounds within which two sides count as the same: the least agreement, and the most of the other figures,
+    where they are known."""
 
     agreement: float = 0.98
     divergence: float = 0.01
     """The most nats, as the mean over the compared positions."""
     perplexity: float = 1.02
-    """The most that the perplexity of one side may be of the other's."""
+    """The most that the perplexity of one side may be, as a multiple of the other's."""
 
 
 @dataclass

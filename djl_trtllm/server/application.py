@@ -206,7 +206,8 @@ class Application:
         on_failed: Callable[[], None] | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
-        """Nothing is loaded yet. Raises ConfigError if the options of access, clients, traces or sessions are wrong."""
+        """Make an application without loading anything. Raises ConfigError if the options of access, clients, traces or
+        sessions are wrong."""
         self.context = ServerContext.open(options)
         self.options = options
         self.registry = self.context.registry

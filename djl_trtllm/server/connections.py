@@ -31,7 +31,7 @@ _QUIET_SECONDS = 60.0
 _SPARE = 64
 """Connections beyond the limit, for health checks."""
 _RESERVED_DESCRIPTORS = 512
-"""For engine processes, gRPC and files."""
+"""Descriptors that are kept for engine processes, gRPC and files."""
 SLOWEST_BODY = 16384
 """Bytes of a body that extend its deadline by a second."""
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -95,7 +95,7 @@ class Addresses(NamedTuple):
 
     server: tuple[str, int | None] | None
     client: tuple[str, int] | None
-    """None on a Unix socket."""
+    """The client's address and port; None on a Unix socket."""
 
     @classmethod
     def of(cls, transport: asyncio.Transport) -> "Addresses":
@@ -313,7 +313,7 @@ class Connections:
             self._beginning.popleft()()
 
     def admit(self, connection: Connection, path: bytes) -> None:
-        """Raises HttpRefusal if the connection is one too many and the path is no health check."""
+        """Raise HttpRefusal if the connection is one too many and the path is no health check."""
         if connection in self._spare and path not in _HEALTH:
             if self._regular() >= self.most:
                 raise HttpRefusal(503, f"max_connections={self.most} connections are open, and none of them is idle")

@@ -39,7 +39,7 @@ class BodyMemory:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """A body of `size` bytes is in memory during the block. Raises OverloadedError."""
+        """Count a body of `size` bytes as in memory during the block. Raises OverloadedError."""
         if not self.take(0, size):
             raise self.refusal()
         try:

@@ -47,17 +47,20 @@ T = TypeVar("T")
 # has them, would be hundreds of bytes for each request.
 
 CONNECTION = "djl_trtllm.connection"
-"""The `ServerConnection`."""
+"""The key of the `ServerConnection` in a scope."""
 
 REST = "djl_trtllm.rest"
-"""Takes a future that is done when the response has ended, from an application that returns before. What it had on the
-stack, a coroutine in each layer, is not there while the response goes on."""
+"""The key of a function that takes a future, done when the response has ended, from an application that returns before.
+
+The stack of the application, a coroutine in each layer, is gone while the response goes on.
+"""
 
 WRITE_PART = "djl_trtllm.write_part"
-"""`ServerConnection.write_part`, where another ASGI server than ours has the connection (`cluster.application`)."""
+"""The key of `ServerConnection.write_part`, where another ASGI server than ours has the connection
+(`cluster.application`)."""
 
 REFUSED = "djl_trtllm.refused"
-"""The status with which the server has refused a request before it had read the whole body."""
+"""The key of the status with which the server has refused a request before it had read the whole body."""
 
 _MOST_DIGITS = 20
 _ALWAYS = ((b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff"))
@@ -122,9 +125,9 @@ class Exchange:
     """Done when the response has ended, where it goes on after its handler."""
     _held: int = 0
     headers: Mapping[str, str] = field(init=False)
-    """As they were sent, by lower-case name: those that a gateway removes are not here."""
+    """The headers as they were sent, by lower-case name: those that a gateway removes are not here."""
     properties: Mapping[str, str] = field(init=False)
-    """Headers, and custom attributes."""
+    """The headers, and the custom attributes."""
     request_id: str = field(init=False)
     served: ServedRequest = field(init=False)
 
@@ -322,8 +325,8 @@ _RESEEDED = "the engine was replaced meanwhile: another run with this seed gives
 class ResponseWriter:
     """Encodes the output chunks of one call into ASGI messages.
 
-    While the client does not read, chunks are kept and sent together when it reads again; after
-    `stream_write_timeout` seconds the client is dropped.
+    While the client does not read, chunks are kept and sent together when it reads again; after `stream_write_timeout`
+    seconds the client is dropped.
     """
 
     def __init__(self, call: Call, exchange: Exchange) -> None:
@@ -398,7 +401,8 @@ class ResponseWriter:
         return self._encoder.encode(chunk)
 
     def _say_reseeded(self) -> bytes:
-        """Say it in a header; in a stream of events that has begun, in a comment, which clients skip."""
+        """Say in a header that the output was reseeded; in a stream of events that has begun, in a comment, which
+        clients skip."""
         if not self._exchange.sent_head:
             self._headers = (*self._headers, ("Warning", f'299 djl-trtllm "{_RESEEDED}"'))
         elif self._encoder.content_type.startswith("text/event-stream"):
@@ -563,7 +567,7 @@ _NEW, _CLOSE = "NEW_SESSION", "CLOSE"
 _TYPE = "requestType"
 _TYPE_IN_JSON = _TYPE.encode()
 _PATH = "session_path"
-"""Property with the folder of the session, for the model's own formatters."""
+"""The property with the folder of the session, for the model's own formatters."""
 
 
 class SessionUse(msgspec.Struct, frozen=True):

@@ -159,7 +159,7 @@ _RETRY_SECONDS = 5
 _SLACK = 0.001
 """Timers may fire this much early."""
 _HEADERS = (("X-Accel-Buffering", "no"),)
-"""Proxies pass each snapshot on at once."""
+"""Headers of snapshots, so that proxies pass each one on at once."""
 
 
 class Watchers:

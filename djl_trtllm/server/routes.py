@@ -430,7 +430,7 @@ class Routes:
 def _dialect_near(path: str) -> Dialect:
     """The dialect whose path has most of the first segments in common with this one; `DEFAULT` if none has any.
 
-    Of several, the one whose path is all of these segments, or the one that has most such paths.
+    If there are several, it is the dialect with a path of exactly these segments, or with most such paths.
     """
     segments = path.split("/")
 

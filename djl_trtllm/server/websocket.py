@@ -43,9 +43,9 @@ from djl_trtllm.telemetry import ServedRequest
 _MOST_FRAMES = 16
 """Frames after which other connections have their turn."""
 _PIECE = 1024
-"""Bytes that the parser gets at once: not many more frames."""
+"""Bytes that the parser gets at once, so that it makes few frames of them."""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-"""The response to a head that is too large, to which websockets before 17.0 gives none."""
+"""The response to a head that is too large; websockets before 17.0 sends none."""
 _IDLE, _INVALID_DATA, _TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1001, 1007, 1008, 1011, 1013
 """The codes with which a socket is closed."""
 
@@ -241,10 +241,10 @@ logger = logging.getLogger(__name__)
 PATH = "/invocations-bidirectional-stream"
 _REQUEST_PATH = "/invocations"
 _MOST_SOCKETS = 512
-"""A client that is alone may have half of them (`Places`)."""
+"""The most open WebSockets. A client that is alone may have half of them (`Places`)."""
 _MOST_WAITING = 16
 _LONGEST_REASON = 120
-"""A close frame has 123 bytes for it."""
+"""The longest reason in bytes: a close frame has 123 bytes for it."""
 _UNFINISHED = "the response cannot be finished"
 
 

@@ -115,9 +115,9 @@ _SPARE_MEMORY = 1.25
 class Engine:
     """Keeps an engine process running, below a rolling batch that outlives it.
 
-    `on_lost`: there is none now, and another one is started if this returns True. `on_ready`: there is one again.
-    `on_failed`: too many were lost. Another one is started after that number of seconds if this returns True, none if
-    it is None.
+    `on_lost` is called when the process is lost: another one is started if it returns True. `on_ready` is called when
+    the next one is ready. `on_failed` is called when too many were lost: another one is started after that number of
+    seconds if it returns True, and none if the number is None.
     """
 
     def __init__(
@@ -268,7 +268,8 @@ class Engine:
     def _counts(self, loss: Loss) -> bool:
         """Whether a loss counts against `retry_threshold`: its engine process had done nothing yet.
 
-        It does not if a guilty request explains it, nor do those before it then. With a threshold of 0 each does.
+        A loss that a guilty request explains does not count, nor do the losses before it. With a threshold of 0 every
+        loss counts.
         """
         idle = not loss.resumed and not loss.ended
         ready_for = asyncio.get_running_loop().time() - self._ready_at
@@ -282,7 +283,7 @@ class Engine:
         return not (proved or explained) or not self._model.options.retry_threshold
 
     async def _recover(self, error: ExecutorError, *, counted: bool = True) -> None:
-        """Start another engine process: soon, after a pause if too many were lost, never if one is too many."""
+        """Start another engine process: soon, after a pause if too many were lost, or never if the threshold is 0."""
         threshold, failed = self._model.options.retry_threshold, False
         while True:
             now = asyncio.get_running_loop().time()
@@ -312,7 +313,7 @@ class Engine:
             return
 
     def _failures(self, now: float) -> int:
-        """How many engine processes count against `retry_threshold`."""
+        """The number of lost engine processes that count against `retry_threshold`."""
         excusing = self._model.options.retry_threshold and now - self._worked_at < _FORGIVEN_AFTER_SECONDS
         return sum(not (killed and excusing) for _, killed in self._deaths)
 

@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 _EXPIRY_SECONDS = 0.25
 _TEXTS_AT_ONCE = 64
-"""This number of texts is queued, or cancelled, before others have the event loop: a few milliseconds at most."""
+"""The number of texts that are queued, or cancelled, in one turn of the event loop: a few milliseconds at most."""
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
 
 
@@ -65,12 +65,13 @@ def shutting_down(name: str) -> errors.NotReadyError:
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """The result of work on `size` bytes: of few here, of many in a worker thread."""
+    """Run `work` on `size` bytes, here if they are few, otherwise in a worker thread; return its result."""
     return work() if size <= SMALL else await WORKERS.run(work)
 
 
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
-    """`dialect.parse`, of a large request in a worker thread. A model's own code may want the thread that loaded it."""
+    """Return `dialect.parse`'s call; a worker thread parses large requests. A model's own code may want the thread that
+    loaded it."""
     size = 0 if model.custom is not None else dialect.size(request, model)
     return dialect.parse(request, model) if size <= SMALL else await WORKERS.run(lambda: dialect.parse(request, model))
 
@@ -207,7 +208,7 @@ class ModelService:
 
     @property
     def batch(self) -> RollingBatch | None:
-        """None before the first engine process is ready, and after the end. It outlives engine processes."""
+        """The rolling batch, which outlives engine processes; None before the first one is ready, and after the end."""
         return None if self._engine is None else self._engine.batch
 
     @property

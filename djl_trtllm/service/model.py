@@ -604,7 +604,7 @@ def preview(
 
 
 def _not_looked_at(model: str) -> NotDescribedError:
-    """The reason why a model elsewhere is not planned. Raises DownloadError for an address that is malformed."""
+    """The error that says why a model elsewhere is not planned. Raises DownloadError for a malformed address."""
     is_remote_destination(model)
     return NotDescribedError(f"{model} is looked at when it is served (--offline)")
 
@@ -640,7 +640,7 @@ def _under_djl(config: Config) -> bool:
 
 
 def _ranks(config: Config, layout: Layout) -> int:
-    """How many GPUs the model is spread over; `max` is one where there are none."""
+    """The number of GPUs over which the model is spread; `max` counts as one where there are none."""
     options = config.options
     degrees = (
         layout.tensor_parallel or options.tensor_parallel_degree,
@@ -655,7 +655,8 @@ def _is_archive(model: str) -> bool:
 
 
 def _unopened(model: str, config: Config, machine: _Machine) -> Preview:
-    """An archive in S3 is fetched whole or not at all: only whether it is there is looked up. Raises DownloadError."""
+    """The preview of an archive in S3, which is only looked up: it is fetched whole or not at all. Raises
+    DownloadError."""
     from djl_trtllm.model.remote.s3_download import list_objects
 
     list_objects(S3Address.parse(model))

@@ -118,7 +118,7 @@ class ChatRenderer:
         self._waiting: OrderedDict[asyncio.Future[str], Conversation] = OrderedDict()
         """What is to be rendered, by the prompt that somebody waits for."""
         self._rendering: asyncio.Task[None] | None = None
-        """Renders what waits; there is one while something does."""
+        """The task that renders while conversations wait."""
         self._process: RenderingProcess | None = None
         self._closed = False
 

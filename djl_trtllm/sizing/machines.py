@@ -205,7 +205,8 @@ class Machine:
         return self.gpu, self.gpus
 
     def cells(self, ranks: int) -> tuple[str, str]:
-        """Its name and its GPUs in a table; they are as many as `ranks` where any number may be used."""
+        """The name of the machine and its number of GPUs as cells of a table: `ranks` GPUs where any number may be
+        used."""
         return self.name if self.name != self.gpu else "GPU", f"{self.gpus or ranks} x {self.gpu}"
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ _LONGEST = 60
 
 
 class FormatError(ValueError):
-    """Text that is not in the format; the message has what to write instead, `line` begins at 1."""
+    """The text is not in the format. The message says what to write instead; `line` begins at 1."""
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
@@ -26,7 +26,7 @@ class FormatError(ValueError):
 
 
 def read_text(path: Path) -> str | Source:
-    """The text of a file, or the source with the reason why it cannot be read."""
+    """The text of a file, or a source that says why the file cannot be read."""
     try:
         return read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
     except OSError as error:
@@ -86,7 +86,7 @@ class Reading:
         self.problems.append(f"{entry.assignment} ({self.path}:{entry.line}): {text}")
 
     def unknown_setting(self, entry: ForeignSetting, known: Iterable[str], server: str) -> None:
-        """The other server has no such setting. Its value is not shown: it may be a secret."""
+        """Note a setting that the other server does not have. Its value is not shown: it may be a secret."""
         near = difflib.get_close_matches(entry.name, tuple(known), n=1, cutoff=0.75)
         advice = f"did you mean {near[0]}?" if near else "remove it, or set the option that you mean"
         reason = f"it is not a setting of {server} and has no effect; {advice}"

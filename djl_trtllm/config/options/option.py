@@ -91,7 +91,7 @@ class Option:
 
 
 MOST_GPUS = 65_536
-"""More than any cluster has."""
+"""The most GPUs of an option: more than any cluster has."""
 
 _COUNTED: Mapping[str, Mapping[str, Any]] = {
     "count": {"at_least": 1},

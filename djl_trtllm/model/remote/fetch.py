@@ -138,8 +138,8 @@ _READERS = 16
 _LOOK_EVERY_SECONDS = 1.0
 
 Record = dict[str, tuple[int, str]]
-"""The files that were compared already: their path in the repository's folder, with the time of the last change and the
-checksum."""
+"""The files that were compared already: their path in the repository's folder, with the time of their last change and
+their checksum."""
 
 
 class HubFile(NamedTuple):
@@ -151,7 +151,7 @@ class HubFile(NamedTuple):
 
     @classmethod
     def listed(cls, size: int | None, sha256: str | None, blob_id: str | None) -> HubFile:
-        """`blob_id` is git's id of the content; for an LFS file, of its pointer."""
+        """A file by the fields of a listing: `blob_id` is git's id of the content; for an LFS file, of its pointer."""
         if sha256:
             return cls(size or 0, "SHA-256", sha256)
         return cls(size or 0, "git SHA-1" if blob_id else "", blob_id or "")
@@ -295,7 +295,7 @@ _TOKEN = re.compile(r"[!-~]+")
 HUB_SCHEME = "hf://"
 """Marks a name as one of the hub where it could also be a local path."""
 _HUB = "hf:"
-"""A text that begins so is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
+"""The beginning of a text that is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
 _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
 """Loggers of the HTTP clients: huggingface_hub 2 uses httpx2, 1 uses httpx, and 0 uses requests (urllib3)."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
