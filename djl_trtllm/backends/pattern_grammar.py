@@ -117,7 +117,7 @@ class Pattern:
 
     def __init__(self, pattern: object) -> None:
         if not isinstance(pattern, str):
-            raise PatternError("it is no text")
+            raise PatternError("it is not a text")
         self._pattern, self._at = pattern, 0
         self._part = self._alternatives(outermost=True)
         if self._at < len(pattern):
@@ -248,7 +248,7 @@ class Pattern:
                 self._at += 1
                 high = self._member(start)
                 if not (_single(low) and _single(high)) or high < low:
-                    raise PatternError(f"the range that ends at {self._at} has no order")
+                    raise PatternError(f"the range that ends at {self._at} begins after its end")
                 found.append((low[0][0], high[0][1]))
             else:
                 found += low
@@ -367,7 +367,7 @@ def _characters(ranges: tuple[tuple[int, int], ...]) -> _Part:
             parts += [f'"{chr(code)}"' for low, high in beyond for code in range(low, high + 1)]
     parts += [literal(text) for character, text in _ESCAPES.items() if _has(ranges, ord(character))]
     if not parts:
-        raise PatternError("it has a set without a character that the grammar can have", only_unsupported=True)
+        raise PatternError("no character of one of its classes can be in a grammar", only_unsupported=True)
     text = parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
     return _Part(text, 1, 1, text)
 

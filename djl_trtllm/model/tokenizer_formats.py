@@ -231,7 +231,7 @@ def read_qwen(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
             raise ValueError(f"ranks from {min(ranks.values())} to {max(ranks.values())}")
     except ValueError as error:
         raise TokenizerError(
-            f"{file} is no file of tiktoken: {error}; expected lines of a token in base64 and its rank; copy it again"
+            f"{file} is not a tiktoken file: {error}; expected lines of a token in base64 and its rank: copy it again"
         ) from error
     shown = _shown_bytes()
     text = {token: "".join(shown[byte] for byte in token) for token in ranks}

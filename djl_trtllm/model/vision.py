@@ -225,7 +225,7 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
     except Pictures.DecompressionBombError:  # more than Pillow's own bound, which is higher
         raise RefusedImageError("size", f"too many pixels, expected at most {most_pixels:,}") from None
     except UnidentifiedImageError:
-        raise RefusedImageError("format", f"no file of {', '.join(FORMATS)}") from None
+        raise RefusedImageError("format", f"expected a file of {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's readers raise anything for damaged files
         raise RefusedImageError("damaged", f"a damaged file ({type(error).__name__}: {str(error)[:200]})") from None
 

@@ -309,7 +309,7 @@ class HttpProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._check_size()
         if self._parser.get_method() == b"CONNECT":
-            raise HttpRefusal(501, "this server is no proxy")
+            raise HttpRefusal(501, "CONNECT: this server is not a proxy")
         hosts, version = list(map(itemgetter(0), self._headers)).count(b"host"), self._parser.get_http_version()
         if hosts > 1 or (not hosts and version != "1.0"):
             raise HttpRefusal(400, f"expected one header Host, which names this server, and not {hosts}")

@@ -402,7 +402,7 @@ class Routes:
         models = [status._replace(render=self._renderer(status.name)) for status in self._named(dialect, name)]
         if _ACTIONS.waiting >= _MOST_ACTIONS_WAITING:
             raise errors.OverloadedError(
-                f"{_ACTIONS.waiting} requests wait that do not generate",
+                f"{_ACTIONS.waiting} requests such as this one, which do not generate, wait already: try again later",
                 queue_depth=_ACTIONS.waiting,
                 capacity=_MOST_ACTIONS_WAITING,
                 retry_after=1,

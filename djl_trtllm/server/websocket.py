@@ -101,7 +101,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.transport.is_closing():
             return
         if not self._memory.take(self._held, len(data)):
-            self._fail(_TRY_AGAIN, f"max_body_memory={self._memory.limit} bytes leave too little for this")
+            self._fail(_TRY_AGAIN, f"too little of max_body_memory={self._memory.limit} bytes is left: try again later")
             return
         self._held += len(data)
         self._complete_by += len(data) / SLOWEST_BODY
@@ -392,7 +392,7 @@ class _Socket:
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode()
             if not self._bodies.take(self._held, len(body)):
-                return _TRY_AGAIN, f"max_body_memory={self._bodies.limit} bytes leave too little for this"
+                return _TRY_AGAIN, f"too little of max_body_memory={self._bodies.limit} bytes is left: try again later"
             self._waiting.append(_Request(body, text is not None))
             self._held += len(body)
             if len(self._waiting) > _MOST_WAITING or self._held > self._most_bytes:

@@ -127,7 +127,7 @@ class ChatRenderer:
         try:
             content = pickle.dumps((list(messages), dict(keywords)))
         except Exception as error:  # made by a model directory's own formatter, or nested too deep
-            raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
+            raise InvalidRequestError(f"the messages are not JSON: {type(error).__name__}: {error}") from error
         loop = asyncio.get_running_loop()
         prompt: asyncio.Future[str] = loop.create_future()
         self._waiting[prompt] = Conversation(content, current_request_id())
@@ -189,7 +189,7 @@ class ChatRenderer:
             if kept:
                 await self._end_process()
                 return await self._rendered(conversation)
-            problem = "its process has ended, as one does that takes too much memory"
+            problem = "its process has ended, probably because it took too much memory"
         except OSError as error:
             problem = f"its process cannot be started ({error})"
         await self._end_process()

@@ -406,11 +406,11 @@ def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
     if len(spellings) > _MOST_SPELLINGS or tokens > _MOST_SPELT:
         raise ValueError(
             f"bad words (with and without a space before each) are {len(spellings)} sequences of {tokens} tokens "
-            f"in all: vLLM takes {_MOST_SPELLINGS} of {_MOST_SPELT}"
+            f"in all: expected at most {_MOST_SPELLINGS} of {_MOST_SPELT}"
         )
     if parameters.min_tokens and stops > _MOST_STOPS:
         raise ValueError(
-            f"{stops} stop tokens with 'min_new_tokens': vLLM takes {_MOST_STOPS}, the model's ends included"
+            f"{stops} stop tokens with 'min_new_tokens': expected at most {_MOST_STOPS}, the model's ends included"
         )
 
 
