@@ -70,7 +70,6 @@ class LayerCache:
     window: int | None = None
     state: int = 0
     """Bytes per sequence of a recurrent state, in place of keys or beside them."""
-    state_elements: int = 0
     value_dim: int | None = None
     """The length of a value where it is not that of a key."""
 
@@ -106,13 +105,12 @@ def layer_caches(config: Mapping[str, Any]) -> tuple[LayerCache, ...]:
         if kind == "none":
             caches.append(LayerCache("none"))
         elif kind == "state":
-            caches.append(LayerCache("state", state=state, state_elements=sum(elements)))
+            caches.append(LayerCache("state", state=state))
         elif latent:
             caches.append(LayerCache("latent", 1, latent + (positive(text, "qk_rope_head_dim") or 0), window))
         else:
             heads, keys, values = _heads(text, shape, index, window)
-            kept = (state, sum(elements)) if kind == "both" else (0, 0)
-            caches.append(LayerCache("attention", heads, keys, window, *kept, values))
+            caches.append(LayerCache("attention", heads, keys, window, state if kind == "both" else 0, values))
     return tuple(caches)
 
 
