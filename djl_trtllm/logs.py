@@ -191,7 +191,7 @@ class BackgroundHandler(QueueHandler):
             self._dropped += 1
 
     def close(self) -> None:
-        """Write the waiting lines, if somebody reads them."""
+        """Write the waiting lines, if a reader takes them."""
         self._lines.put(None)
         super().close()
         self._thread.join(_LAST_SECONDS)

@@ -95,7 +95,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resume(enum.Enum):
-    """How a field is treated when a sequence goes on in another engine process.
+    """The treatment of a field when a sequence goes on in another engine process.
 
     Its prompt and its tokens are the new prompt there. That is the same sequence for a model, whose next token depends
     on nothing but the tokens before it.
@@ -104,7 +104,7 @@ class Resume(enum.Enum):
     UNCHANGED = enum.auto()
     """The field applies to each next token by itself."""
     ADJUSTED = enum.auto()
-    """`resumed` in `batching/rolling_batch.py` computes what is left of it."""
+    """`resumed` in `batching/rolling_batch.py` computes the field anew, such as the number of tokens that are left."""
     IMPOSSIBLE = enum.auto()
     """A sequence with this field cannot go on elsewhere: the engine remembers more of the sequence than its tokens, or
     treats generated tokens and prompt tokens differently."""
@@ -413,7 +413,7 @@ FIELDS: Mapping[str, RequestField] = MappingProxyType(
 
 
 class RequestOrigin(msgspec.Struct, frozen=True):
-    """Where a request comes from: the id by which its client knows it, and the dialect that it was written in.
+    """The origin of a request: the id by which its client knows it, and its dialect.
 
     Requests with one `client` share what a client gets of the batch; "" is a client too. Those with a higher `priority`
     go first: 1, 0 or -1. `client_label` is what logs and pages call the client. Requests with one `salt` share the
@@ -500,7 +500,7 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 def joined(chunks: Iterable[OutputChunk]) -> list[OutputChunk]:
-    """The chunks, those of one sequence joined to one chunk."""
+    """The chunks, with all chunks of one sequence joined to one."""
     found: dict[tuple[int, int], list[OutputChunk]] = {}
     for chunk in chunks:
         found.setdefault((chunk.generation, chunk.index), []).append(chunk)

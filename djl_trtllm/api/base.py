@@ -1,4 +1,4 @@
-"""What a dialect is: the paths, the request format, the response format and the errors of one HTTP API.
+"""The interface of a dialect: the paths, the request format, the response format and the errors of one HTTP API.
 
 A `Dialect` parses a request into a `Call`: what to generate, and the `ResponseEncoder` that turns the output into the
 bytes of the response. Whole responses and streams use the same calls: the encoder of a whole response returns `b""`
@@ -55,7 +55,7 @@ class RawRequest(msgspec.Struct, frozen=True, dict=True):
         return self.properties.get("content-type")
 
     def as_body(self, path: str, payload: object) -> RawRequest:
-        """The same request at another path, whose body is read already."""
+        """The same request at another path, with a body that is already decoded."""
         request = replace(self, path=path)
         request.__dict__["json"] = payload  # the place of the cached property
         return request

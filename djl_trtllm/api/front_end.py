@@ -27,7 +27,7 @@ REQUEST_ID = "x-request-id"
 _EVENTS = "text/event-stream"
 _LINES = frozenset({"application/jsonlines", "application/json-lines", "application/x-ndjson"})
 _READS_EVENTS = ("hf_hub/", "openai/")
-"""In the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
+"""Parts of the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
 
 _LONGEST_KEPT = 512
 """The most characters of headers whose meaning is kept for the next request with them."""

@@ -60,7 +60,7 @@ class ExtraArgument:
 
 
 Signatures = Mapping[str, Mapping[str, str]]
-"""The arguments of classes with their annotations; those of LLM itself under the name of its row in the table."""
+"""The arguments of classes with their annotations, by class; LLM is under the name of its row in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What an engine's installed package has, read without importing it: that takes seconds, and may use a GPU."""
+"""Facts about an engine's installed package, read without importing it: an import takes seconds, and may use a GPU."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def inherited_fields(name: str, classes: Mapping[str, tuple[list[str], dict[str,
 
 
 def tables_of(path: Path) -> Mapping[str, frozenset[str]]:
-    """The dictionaries that a Python file assigns, by name: those of their keys that are strings."""
+    """The dictionaries that a Python file assigns, by name, each as the set of its string keys."""
     found = {}
     for node in statements(path):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)):

@@ -148,7 +148,7 @@ _Needs: TypeAlias = dict[str, list[list[str]]]
 
 
 def _needs(name: str, body: str) -> _Needs:
-    """The alternatives of a rule, and those of the groups in it."""
+    """The alternatives of a rule, and of the groups in it, each with the names that it needs."""
     found: _Needs = {name: [[]]}
     inside = [name]
     for piece in _PIECE.findall(body):
@@ -308,7 +308,7 @@ class _Converter:
         return self._references[pointer]
 
     def _resolved(self, schema: Any, where: str) -> dict[str, Any]:
-        """The schema with the keywords of what it refers to."""
+        """The schema, with the keywords of the schema that its reference names."""
         for _ in range(_MOST_SCHEMAS):
             if not isinstance(schema, dict):
                 return {} if schema is True else {"enum": []}

@@ -99,7 +99,7 @@ def likely_backend(config: Config, hardware: Hardware) -> Backend:
 
 
 def batch_size(config: Config) -> int:
-    """Sequences at the same time, as far as the options say it; the files of a model may say another number."""
+    """The number of sequences at a time by the options alone; the files of a model may give another one."""
     options, planned = config.options, planned_sequences(config)
     if options.backend is Backend.AUTO or config.is_set("max_rolling_batch_size") or options.max_num_sequences:
         return planned

@@ -1,4 +1,4 @@
-"""What a rolling batch accepts, and how a request becomes the messages of an executor.
+"""The admission of requests to a rolling batch, and their translation to the messages of an executor.
 
 An executor names what it honours (`Ready.features`). Everything else must have its neutral default in a request, so
 that a field which an engine does not name is refused, never dropped.
@@ -74,7 +74,7 @@ _GUIDES = {
         "option.guided_decoding_backend=xgrammar; 'tool_choice' is for calls, 'response_format' for JSON",
     ),
 }
-"""What an engine needs for a guide, what refusals call it, and what they advise."""
+"""For each kind of guide: the feature that an engine needs, its name in refusals, and the advice."""
 _DOES = {
     "generate": "generates text",
     "embed": "embeds texts",
@@ -113,7 +113,7 @@ class BatchLimits:
 
 
 class SequenceLimits:
-    """How long a sequence may be: the smaller of what the batch and the engine allow."""
+    """The limits of a sequence's length: the smaller of the batch's and the engine's."""
 
     def __init__(self, batch: BatchLimits, engine: Limits) -> None:
         self._batch = batch

@@ -191,9 +191,10 @@ class Blame:
         return True
 
     def advance(self, tokens: Mapping[str, int], held: Container[str], steps: int) -> Sequence[str]:
-        """Let the next group go if what runs has passed. `tokens` counts those of each request that has not ended.
+        """Let the next group go if all that runs has passed. `tokens` has the tokens of each request that has not
+        ended.
 
-        `steps` counts those that the engine process has made.
+        `steps` is the number of steps that the engine process has made.
         """
         for key, needed in list(self._trial.items()):
             if key not in tokens:

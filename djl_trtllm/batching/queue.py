@@ -1,4 +1,5 @@
-"""Who is next: the clients of a rolling batch, the places in an engine process, and the sequences that wait for one.
+"""The order of sequences: clients of a rolling batch, places in an engine process, and the sequences that wait for a
+place.
 
 service = prompt tokens + 2 x output tokens, of a client's sequences so far; those that run count with all that they may
 still get, so that a client cannot take every place before its first token counts. Next is the waiting sequence of the
@@ -36,9 +37,9 @@ _RESERVE = 16
 _TURNS = 8
 _MOST_OVERTAKING = 16
 _MOST_BLOCKED = 16
-"""How many clients' first sequences are tried for one that fits."""
+"""The most clients whose first sequences are tried until one fits."""
 _STALE = 64
-"""How many outdated entries the heap may have, beside one for each client."""
+"""The most outdated entries of the heap, beside one entry for each client."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +113,7 @@ class ExecutorPort(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """How much the executor holds at once."""
+        """The capacity of the executor."""
 
     def submit(self, request: Submit) -> None:
         """Start a sequence."""

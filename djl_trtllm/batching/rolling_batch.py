@@ -158,7 +158,7 @@ class RollingBatch:
         self._untried: dict[int, Slot] = {}
         """Sequences that wait for the trial of their guide, by id."""
         self._trials: dict[int, RequestState] = {}
-        """Their requests, by the ids of the trials."""
+        """The requests whose guides are being tried, by the ids of the trials."""
         self._running: dict[int, Slot] = {}
         self._moving: set[int] = set()
         """Ids of the sequences that are being cancelled because another client needs their places."""
@@ -500,7 +500,7 @@ class RollingBatch:
             self._abort(state, *self._translator.ending(end, None))
 
     def _let_wait(self, state: RequestState) -> None:
-        """The sequences of a request start if nothing waits before them, or wait; those of a suspect are held back."""
+        """Queue the sequences of a request, or start them if nothing waits before them; a suspect's are held back."""
         places, slot = self._places, self._untried[state.ids[0]]
         first = slot.beams == len(state.ids) and self._blame.is_idle and not self._waiting
         if first and places is not None and places.has_room(slot, crowded=self._clients.crowded):

@@ -70,7 +70,7 @@ class StopMatcher:
         return bool(self._buffer)
 
     def _possible_start(self) -> int:
-        """Where the longest end of the buffer begins that could grow into a stop string."""
+        """The beginning of the longest end of the buffer that could grow into a stop string."""
         length = len(self._buffer)
         for start in range(max(0, length - self._longest + 1), length):
             tail = self._buffer[start:]
@@ -251,7 +251,7 @@ class OutputSequence(msgspec.Struct, eq=False, kw_only=True):
     """Whether the sequence goes on after tokens that the engine has not generated: tokens that still come are
     dropped."""
     _detokenizer: Detokenizer | None = None
-    """None until the first token; so is `_matcher`."""
+    """The decoder; None, as `_matcher` is, until the first token."""
     _matcher: StopMatcher | None = None
     _ready: list[Token] = msgspec.field(default_factory=list)
     _held: list[tuple[int, Token]] = msgspec.field(default_factory=list)

@@ -144,7 +144,7 @@ class Figures:
     itl: Distribution = field(default_factory=Distribution)
     e2e: Distribution = field(default_factory=Distribution)
     lag: Distribution = field(default_factory=Distribution)
-    """How late requests were sent: the client's own share of the latencies."""
+    """The delays of requests in the client itself, which are part of all latencies."""
     timeline: Timeline = field(default_factory=Timeline)
 
     def add(self, stream: Stream, end: float) -> None:

@@ -408,10 +408,10 @@ def _gpus_of_nodes() -> dict[str, int]:
 
 
 def _require_room(ranks: int, of_nodes: Mapping[str, int], *, spanning: bool) -> None:
-    """Raise ConfigError if the nodes have no room for this number of ranks. Those that are to come may have GPUs.
+    """Raise ConfigError if the nodes have no room for this number of ranks, unless nodes with GPUs may still join.
 
-    `spanning`: TensorRT-LLM 1.2 makes a placement group of bundles with as many GPUs as the first node has that Ray
-    lists, the first of them on the node of the replica. So every node has to be like it.
+    `spanning`: TensorRT-LLM 1.2 makes a placement group whose bundles have as many GPUs as Ray's first node, with the
+    first bundle on the node of the replica. So all nodes must have the same number of GPUs.
     """
     counts = of_nodes.values()
     alike = 0 < min(counts) == max(counts)

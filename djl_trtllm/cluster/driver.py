@@ -34,7 +34,7 @@ _OWN_ERROR = re.compile(r"^djl_trtllm\.errors\.\w+: ", re.MULTILINE)
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a driver serves: the arguments of `build`, the application's name and path, and where Serve listens."""
+    """The work of a driver: the arguments of `build`, the application's name and path, and where Serve listens."""
 
     arguments: dict[str, Any]
     app: str = "default"
@@ -81,7 +81,7 @@ def serve(task: Task, channel: socket.socket, ending: contextlib.ExitStack) -> N
 
 
 def _found(app: str) -> Any:
-    """What Serve says of an application (`ApplicationStatusOverview`); None if there is none of this name."""
+    """Serve's status of an application (`ApplicationStatusOverview`); None if there is none of this name."""
     return require_ray().serve.status().applications.get(app)
 
 

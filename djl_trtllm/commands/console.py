@@ -1,4 +1,4 @@
-"""What commands share: output on the console, and arguments. Errors and progress are on standard error.
+"""Output on the console and arguments, which the commands share. Errors and progress are on standard error.
 
 A terminal gets lines that are wrapped between words, a pipe or a file gets each message in one line.
 """

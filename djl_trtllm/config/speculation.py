@@ -23,7 +23,7 @@ class Method(str, enum.Enum):
 
     DRAFT = "draft_model"
     NGRAM = "ngram"
-    """From earlier text of the request: prompt lookup."""
+    """Draft tokens from earlier text of the request: prompt lookup."""
     EAGLE3 = "eagle3"
     EAGLE = "eagle"
     MTP = "mtp"
@@ -43,7 +43,7 @@ _SPELLINGS = {
 _WITH_MODEL = (Method.DRAFT, Method.EAGLE3)
 _TOKENS = 4
 MOST_TOKENS = 256
-"""More draft tokens than any engine takes in an iteration."""
+"""The most draft tokens of an option, more than any engine takes in an iteration."""
 
 
 @dataclass(frozen=True)

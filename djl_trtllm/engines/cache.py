@@ -45,7 +45,7 @@ _MODELS = "models"
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or directory that nobody works on and nobody needs, with its size in bytes."""
+    """A file or directory that no process uses or needs, with its size in bytes."""
 
     path: Path
     size: int

@@ -396,7 +396,7 @@ class FleetCache:
         return engines, others
 
     def _abort_uploads(self, progress: Callable[[str], None]) -> None:
-        """Abort the uploads in parts that nobody goes on with."""
+        """Abort the incomplete uploads in parts that no machine continues."""
         with s3.download_errors(self.address):
             pages = s3.client().get_paginator("list_multipart_uploads")
             found = pages.paginate(Bucket=self.address.bucket, Prefix=self.address.below(""))

@@ -355,7 +355,7 @@ class ExecutorClient(asyncio.Protocol):
             self._loop.call_soon(self._flush_when_quiet, now, now + _TOGETHER_SECONDS)
 
     def _flush_when_quiet(self, before: float, until: float) -> None:
-        """Send what waits as soon as the event loop has had a turn without much to do, `until` then at the latest."""
+        """Send the waiting messages once the event loop has had a turn with little work, at `until` at the latest."""
         now = self.clock()
         if now - before < _QUIET_SECONDS or now >= until:
             self._flush()

@@ -46,13 +46,13 @@ _QUICK_SECONDS = 0.25
 _LONGEST_QUICK = 2.0
 """The longest quick trial in seconds of time, on a machine that is not busy."""
 _SIZE_PER_SECOND = 20_000
-"""How fast guides are expected to be tried, see `_size_of`."""
+"""The size of guides (`_size_of`) that a trial is expected to do in a second."""
 _LARGEST = 10**9
 _SLOW_NICENESS = 10
 _SILENT_SECONDS = 60.0
 """A process that has not answered by then is stopped or hangs. That says nothing about the guide."""
 _LEFT_SECONDS = 1.0
-"""A trial that nobody waits for any more ends after this time if others wait: a new process takes as long to start."""
+"""Seconds after which a trial ends whose clients have left, if others wait: a new process takes as long to start."""
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(\d{1,9})?,?(\d{0,9})\}|[^\\]", re.DOTALL)
 _MOST_VALUES = re.compile(r'"m(?:ax|in)(?:Items|Length)":(\d{1,9})')
 _LEAST_SECONDS = 0.01
@@ -80,7 +80,7 @@ until the engine is prepared, then the problem, or "" if there is none."""
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What a trial found: the problem of a guide that cannot be used, and what the log is to say of one that can."""
+    """The result of a trial: the problem of a guide that cannot be used, or a line for the log about one that can."""
 
     problem: str = ""
     note: str = ""
@@ -189,7 +189,7 @@ class GuideGate:
         self._problems: OrderedDict[Key, str] = OrderedDict()
         """Problems of guides that were tried; "" if a guide can be used."""
         self._seconds: dict[str, float] = {}
-        """How long the trials of each client took; a client that comes begins where the last one served was."""
+        """The seconds that the trials of each client took; a new client begins with those of the client served last."""
         self._served = 0.0
         self._quick: _Process | None = None
         self._slow: _Process | None = None

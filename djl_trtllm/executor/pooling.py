@@ -28,8 +28,8 @@ LEAST_FILLED = 0.75
 def next_batch(waiting: Sequence[Submit], max_tokens: int, padded: Callable[[int], int]) -> list[Submit]:
     """The requests of the next iteration, of those that wait in the order of their arrival; there is one at least.
 
-    A prompt alone is computed as `padded` of its length, those of an iteration as that of the longest, which are at
-    most `max_tokens` together.
+    A prompt alone has `padded(its length)` tokens. In an iteration each prompt has those of the longest one, at most
+    `max_tokens` together.
     """
     by_length = sorted(waiting, key=lambda request: len(request.prompt_ids))
     lengths = [padded(len(request.prompt_ids)) for request in by_length]

@@ -163,10 +163,11 @@ class Channel:
                 self._socket.sendall(frame(message))
 
     def receive(self, *, block: bool, rest: bool = False) -> Iterator[ToEngine]:
-        """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time.
+        """All messages that have arrived; with `block`, waits for at least one. Messages that are not taken come the
+        next time.
 
-        With `rest`, a message of which there is a part is waited for, a moment: what the server sends may be more than
-        a socket holds, and otherwise a socketful would arrive in each iteration.
+        With `rest`, waits a moment for the rest of a message that has begun: the server may send more than a socket
+        holds, and otherwise each iteration would get one socketful.
         """
         bodies = self._bodies
         while bodies or self._readable.poll(self._patience(block=block, rest=rest)):

@@ -320,7 +320,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     tokens: list[int] = []
     """The tokens of all rows, one row's after the other's."""
     counts: list[int] = []
-    """How many tokens each row has. Empty: one each."""
+    """The number of tokens of each row. Empty: one token each."""
     logprobs: list[Logprob] = []
     """For each token; None where they are not wanted. Empty: nobody wants them."""
     ends: list[End] = []

@@ -13,7 +13,7 @@ _MOST_NATS = 300.0
 
 
 class Position(NamedTuple):
-    """A token, with the log-probabilities of the likeliest tokens at its position and its own.
+    """A token with its own log-probability and those of the likeliest tokens at its position.
 
     The end of a text is the token "". `logprobs` is empty where a side gives none.
     """

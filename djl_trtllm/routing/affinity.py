@@ -1,4 +1,4 @@
-"""Which replica has a prompt's beginning in its KV cache, as far as that can be known from where requests were sent."""
+"""The replicas that probably have a prompt's beginning in their KV cache, because earlier prompts were sent there."""
 
 from __future__ import annotations
 

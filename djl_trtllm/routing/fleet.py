@@ -249,7 +249,7 @@ class Fleet:
 
 
 class _End(Enum):
-    """How the replica has ended a connection: not before the pause was over, after its answer, or without one."""
+    """The end of a connection to a replica: none within the pause, after its answer, or without one."""
 
     NONE = 0
     ANSWERED = 1

@@ -1,4 +1,5 @@
-"""What all ways into a server share: its models, access, clients, counts, reports, and the memory of bodies."""
+"""The state that HTTP, WebSockets and gRPC share: models, access, clients, counts, reports, and the memory of
+bodies."""
 
 import sys
 from collections.abc import Iterator

@@ -157,7 +157,7 @@ class Exchange:
 
     @property
     def endpoint(self) -> str | None:
-        """The endpoint that the path names: the client is that of SageMaker's runtime."""
+        """The SageMaker endpoint in the path; the client is then one of SageMaker's runtime."""
         endpoint: str | None = self.scope.get("path_params", {}).get("endpoint")
         return endpoint
 

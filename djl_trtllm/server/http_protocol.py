@@ -207,7 +207,8 @@ class HttpProtocol(asyncio.Protocol):
         return self._read and bool(self._cycles)
 
     def _piece(self, data: bytes | bytearray, start: int) -> int:
-        """How many bytes the parser gets: up to the end of a body of known length or of a head, else a few."""
+        """The number of bytes that the parser gets: up to the end of a body of known length or of a head, else a
+        few."""
         if self._left:
             return self._left
         if self._head_read and not self._read:
@@ -249,7 +250,7 @@ class HttpProtocol(asyncio.Protocol):
             raise HttpRefusal(431, f"{what} larger than max_header_size={self._limits.max_header_size} bytes")
 
     def _keep(self, data: bytes) -> None:
-        """Keep what came of the next request, which is read when this one is answered."""
+        """Keep bytes of the next request, which is read when this one is answered."""
         if self._last_reply:
             return  # it is refused already
         bodies = self._connections.context.bodies

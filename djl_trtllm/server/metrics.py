@@ -75,7 +75,7 @@ class ModelFigures:
     kv_block_tokens: int | None
     speculates: bool
     stats: Stats
-    """Metrics that the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
+    """Figures that the engines report. `running` is the rolling batches' own count, in place of `stats.running`."""
 
     @property
     def kv_blocks_free(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Whose a request is: its client and its priority, and how many requests a client has at once."""
+"""The client of each request and its priority, and how many requests a client has at once."""
 
 from __future__ import annotations
 

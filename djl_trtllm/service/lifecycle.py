@@ -217,7 +217,7 @@ class ModelService:
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """What the engine refuses, see `batching.admission.refusals`; nothing is known of one that has not started."""
+        """The engine's refusals (`batching.admission.refusals`); empty before an engine process has started."""
         engine = self._engine
         return {} if engine is None or engine.batch is None else refusals(engine.limits, engine.features)
 
@@ -556,7 +556,7 @@ async def _end(workers: list[ModelService], timeout: float) -> None:
 
 
 def _start(model: Model, number: int, name: str) -> Start:
-    """How to start worker `number`: the first one as the model says, the others like it on further GPUs."""
+    """The start message of worker `number`: the first worker's is the model's own, the others run on further GPUs."""
     if not model.gpus or not number:
         return model.start
     named = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]

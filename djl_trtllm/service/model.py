@@ -216,7 +216,7 @@ def plan(
 def _plan_files(
     source: ModelSource, files: Path, tokenizer_dir: Path | None, draft: Path | None, *, under_djl: bool
 ) -> tuple[Config, Layout, EnginePlan]:
-    """`plan` for files that are all here."""
+    """Do what `plan` does, for a source whose files are all here."""
     layout = replace(inspect(files), draft=_draft_layout(draft))
     return _planned_of(source, layout, tokenizer_dir, under_djl=under_djl)
 

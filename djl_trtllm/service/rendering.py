@@ -116,7 +116,7 @@ class ChatRenderer:
         self._templates = tokenizer.chat_templates
         self._timeout = timeout
         self._waiting: OrderedDict[asyncio.Future[str], Conversation] = OrderedDict()
-        """What is to be rendered, by the prompt that somebody waits for."""
+        """The conversations that wait, by the future of their prompt."""
         self._rendering: asyncio.Task[None] | None = None
         """The task that renders while conversations wait."""
         self._process: RenderingProcess | None = None

@@ -172,7 +172,7 @@ class BoundedCalls(Calls):
         self._process.wait()
 
     def later(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
-        """As for `Calls`: the work is done now, and its result is unpickled when the function is called."""
+        """See `Calls.later`. The work is done now, and its result is unpickled when the function is called."""
         try:
             self._connection.send(partial(work, *args, **kwargs))
             while self._connection.poll(_SECONDS):

@@ -414,7 +414,7 @@ class CheckpointSizes:
     """The tensors, summed by what decides their division among ranks."""
     source: str
     quantization: str | None = None
-    """As stored, by TensorRT-LLM's name; None if the weights are not quantised."""
+    """The stored quantisation, by TensorRT-LLM's name; None if the weights are not quantised."""
     kv_quantization: str | None = None
     """Quantisation of the KV cache, if the checkpoint asks for one."""
     tied: bool = False

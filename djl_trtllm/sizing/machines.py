@@ -13,7 +13,8 @@ from djl_trtllm.listing import suggestion
 
 _MIB = 1024 * 1024
 _NEAR = 0.08
-"""How far the memory that NVML reports may lie from the table's: drivers and ECC change it by a few percent."""
+"""The most that the memory of NVML may differ from the table's, as a share: drivers and ECC change it by a few
+percent."""
 _PREFIXES = re.compile(r"^(NVIDIA|TESLA|GEFORCE)\b[\s-]*", re.IGNORECASE)
 _INSTANCE = re.compile(r"(?:ml\.)?(?P<family>[a-z][\w-]*)\.(?P<size>[\w-]+)", re.IGNORECASE)
 

@@ -270,7 +270,7 @@ _FAR = math.log(4)
 
 
 def _distance(load: Load, point: Point) -> float:
-    """How many times as many clients, prompt tokens or output tokens one has as the other, as a logarithm."""
+    """The largest ratio of the clients, prompt tokens or output tokens of both, as a logarithm."""
     return max(abs(math.log(getattr(load, name) / getattr(point, name))) for name in ("clients", "isl", "osl"))
 
 

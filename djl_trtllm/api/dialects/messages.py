@@ -245,7 +245,7 @@ _TOOL = {"type": "object", "properties": {"name": {"type": "string", "minLength"
 
 
 def _listed(items: Any, most: int) -> Kind:
-    """Describes a list that a function below reads."""
+    """The kind of a list of at most `most` items, which the functions below read one by one."""
     return Kind("a list", lambda value: value, {"type": "array", "items": items, "maxItems": most})
 
 

@@ -88,7 +88,8 @@ _ITEM_ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_(\d{1,4})")
 
 
 class Items:
-    """Reads the items of one request. `own` are those that it brings, as they are stored."""
+    """Reads the items of one request. `own` are the items that the request itself brings, in the form in which they are
+    stored."""
 
     def __init__(self, stored: Stored, problems: Problems) -> None:
         self.own: list[Any] = []
@@ -486,7 +487,7 @@ _REPEATED: dict[str, Any] = {
     "top_p": 1.0,
     "truncation": "disabled",
 }
-"""The members of a response that repeat its request, and what they are without one there."""
+"""The members of a response that repeat its request, with their values where the request has none."""
 
 
 def _members(payload: dict[str, Any], model: ModelContext, *, stores: bool) -> dict[str, Any]:

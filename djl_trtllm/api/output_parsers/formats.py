@@ -135,7 +135,8 @@ class ToolFormat:
 # -- calls in their usual form -----------------------------------------------------------------------------------------
 
 FEW_BLANKS = _B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
-"""All blanks up to what comes next, at most 64: in one way, so that blanks beside each other cost no more."""
+"""A pattern of all blanks up to the next text, at most 64. It matches in one way only, so that neighbouring patterns of
+blanks cost no more."""
 FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 """A JSON object without others in it."""
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'

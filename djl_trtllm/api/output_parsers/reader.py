@@ -125,7 +125,7 @@ def _rare(text: str) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A value that has one of these JSON types, or any if there are none, as JSON: a text if it is nothing else."""
+    """A value as JSON of one of these JSON types (of any, if there are none); otherwise the value as a JSON text."""
     text = text.strip()
     if not text and types and "string" not in types:
         return "[]" if "array" in types else "{}" if "object" in types else "null"

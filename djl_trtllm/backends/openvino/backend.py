@@ -368,7 +368,7 @@ class OpenVinoBackend(EngineBackend):
     def _speculation(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, problems: list[str]
     ) -> tuple[Speculation | None, OpenVinoPlan | None]:
-        """What speculates, and the plan of the draft model; adds to `problems`."""
+        """The speculation of the model, and the plan of its draft model; adds to `problems`."""
         try:
             speculation = planned_speculation(config, layout, "OpenVINO", _SPECULATES)
         except ConfigError as error:

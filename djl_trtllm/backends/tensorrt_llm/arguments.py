@@ -588,7 +588,7 @@ def _guided_decoding(builder: ArgumentBuilder) -> None:
 
 
 def _guides_by_default(inputs: PlanInputs) -> bool:
-    """Return whether a backend gets guides that nobody chose.
+    """Return whether a backend gets a library for guides although no option chooses one.
 
     Not all versions of AutoDeploy have guides; PyTorch 1.0 has them only without its overlap scheduler.
     """

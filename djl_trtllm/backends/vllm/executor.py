@@ -69,7 +69,8 @@ _ARGUMENTS = {
 }
 """Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
-"""The same for sequences that are not greedy. A greedy sequence has temperature 0 in vLLM."""
+"""Fields of `Sampling` that only sampled sequences pass, under the same names. A greedy sequence has temperature 0 in
+vLLM."""
 SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 
 FEATURES: frozenset[str] = frozenset(
@@ -157,7 +158,7 @@ def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tu
 
 
 def described(engine: Any) -> dict[str, Any]:
-    """What the engine is and runs on, for `Ready.details`."""
+    """Facts about the engine and its device, for `Ready.details`."""
     import vllm
 
     return {
@@ -415,7 +416,7 @@ def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
 
 
 def _logprobs(found: Any, top: int) -> list[Logprob]:
-    """The log-probabilities of tokens: in each row that of the token itself is first, and the likeliest follow."""
+    """The log-probabilities of tokens. In each row the token's own is the first, and the likeliest follow."""
     if not top:
         return [*found.logprobs[:, 0].tolist()]
     rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)

@@ -126,7 +126,7 @@ _OTHER_SECRET = f"nothing reads this secret: only {_TOKEN} is used, for download
 _PLACEHOLDER = "this is a placeholder and no token, so none is used; set HF_TOKEN in the server's environment"
 _METADATA = "model_metadata"
 _MISTYPED = 0.85
-"""How alike a key is to the one that it was meant to be: `tensor_paralelism`, but not `engine_repo`."""
+"""The likeness from which on a key counts as a misspelt other key: `tensor_paralelism`, but not `engine_repo`."""
 _PARALLEL = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree")
 _FETCHED = ("HF", "S3")
 

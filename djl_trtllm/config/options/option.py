@@ -14,7 +14,7 @@ from djl_trtllm.config.options.choices import Choice
 
 
 class Scope(enum.Enum):
-    """Whose an option is, which decides its order of precedence (see `resolve.precedence`).
+    """The owner of an option, which decides its order of precedence (see `resolve.precedence`).
 
     MODEL options travel with the model. SERVER options configure the process, and the operator's settings override a
     model's. OPERATOR options let a model do something to the machine, so no file of a model directory can set them.

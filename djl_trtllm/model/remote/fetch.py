@@ -293,7 +293,7 @@ _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TOKEN_OPTION = "option.hf_access_token"  # noqa: S105  # its name, not a token
 _TOKEN = re.compile(r"[!-~]+")
 HUB_SCHEME = "hf://"
-"""Marks a name as one of the hub where it could also be a local path."""
+"""The prefix of a model's name on the hub, where the name could also be a local path."""
 _HUB = "hf:"
 """The beginning of a text that is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
 _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
@@ -377,7 +377,7 @@ def download_from_hub(
 
 
 def used_token(token: str | None) -> str | None:
-    """The token that a configuration names, or None where the environment has one, which the hub's library reads."""
+    """The configuration's token; None if the environment has one, which the hub's library reads itself."""
     return None if any(os.environ.get(name, "").strip() for name in _TOKEN_VARIABLES) else token
 
 

@@ -208,7 +208,7 @@ def _read_guide(values: dict[str, Any], problems: Problems) -> None:
 
 
 def _ending_at(request: GenerationRequest, end_id: int, model: ModelContext) -> GenerationRequest:
-    """As in TensorRT-LLM, `end_id` takes the place of the model's own end token; -1 is none."""
+    """The request with `end_id` in place of the model's own end token, as in TensorRT-LLM; -1: with no end token."""
     tokenizer = model.tokenizer
     if end_id in tokenizer.end_ids:
         return request
@@ -369,7 +369,7 @@ class Interface:
         )
 
     def _unwrapped(self, given: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
-        """The values, those of scalars without the list around them."""
+        """The values; the list around a scalar is removed."""
         found: dict[str, Any] = {}
         for name, value in given.items():
             described = self.by_name.get(name)
