@@ -145,8 +145,8 @@ _MOST_WAITING = 10_000
 _MOST_TOGETHER = 100
 """Lines that are written at once."""
 _TOGETHER_SECONDS = 0.05
-"""How long a line waits for more where the last ones were written just before: waking the thread for each takes longer
-than writing it. A line after a pause is written at once, before what the process does next, which may be its end."""
+"""How long a line waits for more, if lines were written just before: waking the thread for each line takes longer than
+writing it. A line after a pause is written at once, before the process continues and perhaps ends."""
 _LAST_SECONDS = 2.0
 """How long the end of the process waits for its last lines to be read."""
 

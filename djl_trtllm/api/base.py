@@ -133,7 +133,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Reply(NamedTuple):
-    """A whole response that needs no model: an error or a status."""
+    """A whole response that needs no model: an error, a page or a status."""
 
     status: int
     content_type: str
@@ -599,7 +599,7 @@ def _count(data: bytes) -> bytes:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """The data in pieces. No piece ends within an escape."""
+    """Yield the data in pieces, none of which ends within an escape sequence."""
     begin = 0
     while begin < len(data):
         end = begin + _PIECE

@@ -88,7 +88,7 @@ def function_tool(
 
 
 def read_choice(value: Any) -> str | dict[str, str]:
-    """One of the modes, or `{"name": ...}`."""
+    """The mode of a tool choice, or `{"name": ...}`."""
     if type(value) is str and value in _MODES:
         return value
     if type(value) is dict and value.get("type") == "function":
@@ -236,7 +236,7 @@ def _joined(turn: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_opaque(text: str) -> str:
-    """Reasoning as a field that clients send back without reading it. It is encoded, not encrypted."""
+    """Reasoning in the form of a field that clients send back unread. It is encoded, not encrypted."""
     return base64.b64encode(text.encode()).decode()
 
 
@@ -301,7 +301,7 @@ _DEVELOPER = "developer"
 def _guide(
     choice: Any, tools: list[dict[str, Any]], parallel: bool, values: dict[str, Any], problems: Problems
 ) -> Guide | None:
-    """The guide of a forced call: a list of calls, or the arguments of the one function."""
+    """The guide of a forced call: the grammar of a list of calls, or of the arguments of the one function."""
     if values.get("guide") is not None:
         problems.invalid.append(
             f"'tool_choice' is {show(choice)}, and another parameter constrains the output too: give one of them"

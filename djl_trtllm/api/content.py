@@ -44,7 +44,7 @@ _MESSAGE = {
     "required": ["role"],
 }
 MOST_MESSAGES = 4096
-"""The most messages of one request, and the most parts of their contents, and the most tool calls."""
+"""The most messages of a request, the most parts of their contents, and the most tool calls."""
 MESSAGES = Kind(
     "a list of at least one message",
     lambda value: value,
@@ -110,7 +110,7 @@ def _too_many(raw: list[Any]) -> str | None:
 def read_content(
     content: Any, place: str, problems: Problems, as_part: Callable[[Any], Any] = lambda part: part
 ) -> Content:
-    """A content, a string or a list of parts. `as_part` makes a content part of chat of each."""
+    """A content, a string or a list of parts. `as_part` turns each part into a content part of chat."""
     if type(content) is str:
         return content
     if type(content) is not list or len(content) > MOST_MESSAGES:

@@ -283,7 +283,7 @@ def _with_beams(request: GenerationRequest, beams: int, most_beams: int) -> Gene
 
 
 def _problems(request: GenerationRequest, beams: int) -> list[str]:
-    """Return why a request cannot run with this number of beams."""
+    """Return why a request cannot run with this number of beams, one line each."""
     sampling = request.sampling
     found = []
     if sampling.beam_width > 1:
@@ -507,7 +507,7 @@ class Translator:
         )
 
     def prompt(self, prompt_ids: Sequence[int], scores: Sequence[Logprob]) -> list[RankedToken]:
-        """The tokens of a prompt, with the engine's log-probabilities of each."""
+        """The tokens of a prompt, each with the engine's log-probabilities."""
         tokens, texts = [], self._tokenizer.texts
         for id_, score in zip(prompt_ids, scores, strict=True):
             top: list[Alternative] = []

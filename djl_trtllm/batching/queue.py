@@ -28,7 +28,7 @@ from djl_trtllm.batching.sequence import OutputSequence, RequestState
 from djl_trtllm.executor.protocol import Limits, Submit, Try
 
 _OUTPUT_WEIGHT = 2
-"""An output token is an iteration; the tokens of a prompt share one."""
+"""The weight of an output token in the service: it takes an iteration, while the tokens of a prompt share one."""
 _RECENT_SECONDS = 300.0
 _MOST_IDLE = 4096
 """Clients without requests whose service is remembered. One that is forgotten is a new one."""
@@ -190,7 +190,7 @@ class Slot(msgspec.Struct, eq=False):
     """A sequence in the rolling batch, from `RollingBatch.submit` to its end in the executor.
 
     The beams of a request share one message, and enter the executor together. `places` are those of the executor in
-    which it runs, None while it waits. `seeded`: its client has given the seed with which it is sampled.
+    which it runs, None while it waits. `seeded`: it is sampled with a seed from its client.
     """
 
     state: RequestState
@@ -266,7 +266,7 @@ class Slot(msgspec.Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The waiting sequences of a client by priority. `turn` counts starts: when it was served last."""
+    """The waiting sequences of a client by priority. `turn` is the number of starts when the client was served last."""
 
     client: ClientShare
     number: int
@@ -342,11 +342,11 @@ class WaitingQueue:
         self._resumed = OrderedDict([*lost.items(), *self._resumed.items()])
 
     def hold(self, request_id: int, slot: Slot) -> None:
-        """Put a sequence that does not wait aside."""
+        """Set a sequence aside that must not start yet."""
         self._held[request_id] = slot
 
     def release(self, request_ids: Iterable[int]) -> None:
-        """Put sequences that are held behind those of a lost executor, before all others."""
+        """Queue held sequences after those of a lost executor, before all others."""
         for request_id in request_ids:
             self._resumed[request_id] = self._held.pop(request_id)
 

@@ -548,14 +548,14 @@ class RollingBatch:
         places.executor.submit(replace(message, prompt_logprobs=None) if slot.state.scored else message)
 
     def _leave(self, request_id: int, slot: Slot) -> None:
-        """The sequence is in no executor any more."""
+        """Note that the sequence is in no executor any more."""
         del self._running[request_id]
         self._moving.discard(request_id)
         slot.leave()
         self._waiting.place(slot.client)
 
     def _release(self, slot: Slot) -> None:
-        """The sequence is over."""
+        """Give back the reservation of a sequence that is over."""
         self._admitted -= 1
         self._clients.release(slot.client)
 

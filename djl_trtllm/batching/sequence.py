@@ -91,7 +91,7 @@ class ThinkingMeter:
     def __init__(self, budget: ThinkingBudget, prompt: str, closing_ids: Sequence[int], most: int) -> None:
         self.closing_ids = closing_ids
         self.latest = most - len(closing_ids)
-        """A sequence with more tokens has no room for the end of the reasoning."""
+        """The tokens beyond which a sequence has no room for the end of the reasoning."""
         self._left = budget.tokens
         self._opener = budget.opener
         self._closers = budget.closers
@@ -118,7 +118,7 @@ class ThinkingMeter:
         return False
 
     def close(self) -> None:
-        """The reasoning has ended."""
+        """Note that the reasoning has ended."""
         self._inside = False
         self._matcher = StopMatcher((self._opener,)) if self._anywhere else None
 
@@ -232,7 +232,7 @@ class OutputSequence(msgspec.Struct, eq=False, kw_only=True):
     token_ids: list[int] = msgspec.field(default_factory=list)
     """All ids that were generated so far."""
     counted: int = 0
-    """How many tokens the statistics have counted; the last of them came at `last_token_at`."""
+    """The number of tokens that the statistics have counted; the last of them came at `last_token_at`."""
     last_token_at: float | None = None
     accepted: int | None = None
     """Tokens that a draft proposed and the model took; None where the engine has not said so."""
@@ -363,7 +363,7 @@ class RankedSequence(OutputSequence, eq=False, kw_only=True):
 
 
 class UnwrittenSequence(OutputSequence, eq=False, kw_only=True):
-    """The sequence of a request that wants nothing but its prompt: engines generate one token at least."""
+    """The sequence of a request that wants its prompt only, although engines generate at least one token."""
 
     def take(self, token_id: int, logprob: Any = None) -> bool:
         return True

@@ -79,7 +79,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     generated_tokens: int = 0
     """Tokens of all its sequences."""
     accepted_tokens: int | None = None
-    """Those of them that drafts proposed; None where nothing speculates."""
+    """Generated tokens that drafts proposed; None where nothing speculates."""
     drafted_tokens: int | None = None
     """All tokens that drafts proposed for its sequences; None where the engine has not counted them all."""
     reason: FinishReason | None = None

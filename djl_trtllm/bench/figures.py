@@ -138,7 +138,7 @@ class Figures:
     errors: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
     server_warnings: Counter[str] = field(default_factory=Counter)
-    """The responses' `Warning` headers."""
+    """The `Warning` headers of responses, counted by text."""
     counted: Counter[Counted] = field(default_factory=Counter)
     ttft: Distribution = field(default_factory=Distribution)
     itl: Distribution = field(default_factory=Distribution)

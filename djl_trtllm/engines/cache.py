@@ -110,7 +110,7 @@ def _of_downloads(root: Path) -> Iterator[Path]:
 
 
 def _of_outgoing(root: Path) -> Iterator[Path]:
-    """Engines that were compiled and not yet uploaded: the next run uploads them."""
+    """Engines that were compiled here and not yet uploaded."""
     for path in (root / _OUTGOING).glob("*"):
         lock = path.with_name(f".{path.name.removesuffix('.log')}.lock")
         if not path.name.startswith(".") and _is_free(lock):

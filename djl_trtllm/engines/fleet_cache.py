@@ -424,7 +424,7 @@ def _downloaded(folder: S3Address, home: Path, progress: Callable[[str], None]) 
 
 
 def _compiled(objects: dict[str, Any]) -> float:
-    """The time at which an engine became complete: that of its entry."""
+    """The time at which an engine became complete, which is the time of its entry."""
     return float(objects[_ENTRY]["LastModified"].timestamp()) if _ENTRY in objects else 0.0
 
 
@@ -437,7 +437,7 @@ _MOST_REMOVED = 1000
 
 
 def _remove(bucket: str, keys: list[str]) -> None:
-    """Remove objects. Raises DownloadError."""
+    """Remove objects from the bucket. Raises DownloadError."""
     for at in range(0, len(keys), _MOST_REMOVED):
         objects = [{"Key": key} for key in keys[at : at + _MOST_REMOVED]]
         with s3.download_errors(f"s3://{bucket}"):

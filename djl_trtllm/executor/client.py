@@ -342,7 +342,7 @@ class ExecutorClient(asyncio.Protocol):
         )
 
     def _send(self, message: ToEngine) -> None:
-        """Send it with the others that come soon, and with those for which the socket had no room.
+        """Send a message together with others that come soon, and with those for which the socket had no room.
 
         A write wakes the engine process, which takes as long as a tenth of a request. And each write takes a buffer of
         the kernel, and a socket has room for some hundred: written one by one, the thousands of requests that a crowd
@@ -407,7 +407,7 @@ class ExecutorClient(asyncio.Protocol):
         self._log_task.cancel()
 
     async def _bury(self) -> None:
-        """The process closed its end: find out why, and report it."""
+        """Find out why the process has closed its end of the connection, and report it."""
         # A process that is ending needs a moment; one that only closed its socket is of no use any more.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), 1.0)

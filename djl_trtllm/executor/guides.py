@@ -50,13 +50,13 @@ _SIZE_PER_SECOND = 20_000
 _LARGEST = 10**9
 _SLOW_NICENESS = 10
 _SILENT_SECONDS = 60.0
-"""A process that has not answered by then is stopped or hangs. That says nothing about the guide."""
+"""Seconds after which a process without an answer counts as stopped or hung. That says nothing about the guide."""
 _LEFT_SECONDS = 1.0
 """Seconds after which a trial ends whose clients have left, if others wait: a new process takes as long to start."""
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(\d{1,9})?,?(\d{0,9})\}|[^\\]", re.DOTALL)
 _MOST_VALUES = re.compile(r'"m(?:ax|in)(?:Items|Length)":(\d{1,9})')
 _LEAST_SECONDS = 0.01
-"""A trial counts as at least this, so that clients with small guides take turns."""
+"""The least seconds that a trial counts, so that clients with small guides take turns."""
 _MOST_WAITING = 64
 """The most guides that wait for their trial; a client has its share of them although others have filled the queue."""
 _MOST_VERDICTS = 1024
@@ -344,7 +344,7 @@ class GuideGate:
                 self._lose(process, held, problem)
 
     def _set_aside(self, process: _Process, held: _Held) -> None:
-        """Make room for other guides: the trial goes on in the slow process, or waits for it."""
+        """Make room for other guides: the trial continues in the slow process, or waits for it."""
         self._count(process, held)
         if self._slow is None:
             self._quick, self._slow = None, process
@@ -354,7 +354,7 @@ class GuideGate:
             self._close(process)
 
     def _count(self, process: _Process, held: _Held) -> None:
-        """Count what a trial took since it was counted last."""
+        """Add the time that a trial took since it was last counted to its client's."""
         now, client = self._clock(), held.request.client
         took, process.began = now - process.began, now
         self._seconds[client] = self._seconds_of(client) + max(took, _LEAST_SECONDS)
@@ -441,7 +441,7 @@ def _cut(text: str) -> str:
 
 
 def trial_with_tokenizer(make_trial: Callable[[str | None], Trial], tokenizer_dir: Path) -> Trial:
-    """Call `make_trial` with the text of the tokenizer.json, or with None where there is none that it can read."""
+    """Call `make_trial` with the text of the tokenizer.json, or with None if it is missing or unreadable."""
     file = tokenizer_dir / _TOKENIZER
     try:
         return make_trial(read_file(file, MOST_TOKENIZER_BYTES).decode() if file.is_file() else None)

@@ -18,7 +18,7 @@ from djl_trtllm.executor.protocol import Limits, Stats, Step, Submit
 from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
 
 Vectors = NDArray[np.float32]
-"""A row for each prompt."""
+"""Vectors as an array with a row for each prompt."""
 
 _FIRST = Submit(0, [1, 1], Sampling(1), pooling=Pooling())
 LEAST_FILLED = 0.75
@@ -83,7 +83,7 @@ class PoolingExecutor(ABC):
 
     @abstractmethod
     def compute(self, batch: Sequence[Submit]) -> Vectors:
-        """The vectors of some prompts, without activation; a score is a vector of one number.
+        """The vectors of some prompts before the activation; a score is a vector of one number.
 
         An exception means that the engine is lost.
         """

@@ -202,7 +202,7 @@ class HeldOutput:
         self._seconds = seconds
         self._clock = clock
         self._held: dict[int, Step] = {}
-        """The tokens of each request."""
+        """The held output of each request."""
         self._begun: set[int] = set()
         self._waited = 0
         self._sent_all_at = clock()
@@ -259,7 +259,7 @@ class StepBuffer:
 
     @property
     def step(self) -> Step:
-        """The step that is sent at the end of this wake-up."""
+        """The step that collects output until the end of this wake-up, when it is sent."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._end_wake_up)
@@ -279,7 +279,7 @@ class StepBuffer:
 
 
 class MarkedOutput:
-    """Standard output or standard error, with a mark before each line that belongs to a request."""
+    """Standard output or standard error that marks each line which belongs to a request."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -452,7 +452,8 @@ def _watch(
     end: Callable[[Exception], None],
     over: threading.Event,
 ) -> None:
-    """Check the engine until `over`. An event loop that does not react to its loss is left where it hangs."""
+    """Check the engine until `over`. If the event loop does not react to the engine's loss, the process ends without
+    it."""
     while not over.wait(_CHECK_SECONDS):
         try:
             executor.check()
@@ -465,7 +466,7 @@ def _watch(
 
 
 def _guard(channel: Channel, executor: AsyncExecutor) -> NoReturn:
-    """Check the engine until it is lost; the iteration that runs then is left where it hangs."""
+    """Check the engine until it is lost; then the process ends, although an iteration may still run."""
     while True:
         time.sleep(_CHECK_SECONDS)
         try:

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT stores them: whether an engine can load one, which is not known by `adapter_config.json` alone.
+"""Checks of LoRA adapters as PEFT stores them: `adapter_config.json` alone does not say whether an engine can load one.
 
 An engine loads an adapter at its first request, and one that it cannot load may end it. So all that loading depends on
 is read before, from the header of the weights. The rules are those of TensorRT-LLM's `lora_manager.py` (about 1.2).

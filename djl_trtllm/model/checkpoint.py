@@ -71,7 +71,7 @@ def check_values(content: bytes, most: int) -> None:
 
 
 def check_counts(config: Mapping[str, Any], file: object, error: type[ModelError]) -> None:
-    """Raise `error` if a number in `config` is larger than in any model, before something is allocated for each."""
+    """Raise `error` if a number in `config` is larger than in any model: memory is allocated by these numbers."""
     for key, value in config.items():
         members = value if isinstance(value, list) else [value]
         most = _MOST.get(key, _MOST_OF_ANYTHING)
@@ -95,7 +95,7 @@ def is_lfs_pointer(file: Path) -> bool:
 MOST_HEADER_BYTES = 1 << 25
 """The most bytes of a header: that of 200,000 tensors. The safetensors library refuses headers above 100 MB."""
 _FIRST_BYTES = 256 * 1024
-"""The first read, which is enough for the header of most files."""
+"""Bytes of the first read of a file, enough for the header of most files."""
 
 _LONGEST_SHOWN = 200
 """The most characters of a tensor's name in a message."""
@@ -457,7 +457,7 @@ _MOST: Mapping[str, int] = {
     **dict.fromkeys((*_LAYERS, *_LISTS, "num_nextn_predict_layers"), 10_000),
     **dict.fromkeys(_GPUS, MOST_GPUS),
 }
-"""The most that a model's files may count, by key. The deepest models have a few hundred layers."""
+"""The largest plausible number for each key of config.json. The deepest models have a few hundred layers."""
 
 
 @dataclass(frozen=True)
@@ -519,7 +519,8 @@ def _listed_layers(text: Mapping[str, Any]) -> int | None:
 
 
 def _positions(text: Mapping[str, Any]) -> int | None:
-    """The longest sequence. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling stretch it."""
+    """The longest sequence by config.json. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling
+    stretch it."""
     positions = first_positive(text, _POSITIONS)
     if positions is None:
         return None

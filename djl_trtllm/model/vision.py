@@ -134,7 +134,7 @@ class Vision:
         return [*before, *[self.placeholder] * self.tokens(side, side), *after], file.getvalue(), side
 
     def expanded(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """The ids of a prompt with each placeholder as often as its image has tokens.
+        """The ids of a prompt with each placeholder repeated for every token of its image.
 
         Raises InvalidRequestError where the marks of images are not those of a template with these images: OpenVINO
         GenAI finds images by them, and reads beyond its memory where one is missing.
@@ -178,7 +178,7 @@ class ScaledImages:
         self._kept: OrderedDict[str, Picture] = OrderedDict()
 
     def pixels(self, data: bytes, salt: str) -> Picture:
-        """See `Vision.pixels`."""
+        """The pixels of an image as `Vision.pixels` returns them, from memory if they are kept."""
         name = content_name(data, salt)
         if (known := self._kept.get(name)) is not None:
             self._kept.move_to_end(name)

@@ -250,7 +250,8 @@ _CLOSED = "the model was closed while it was generating"
 
 
 class _Fed(NamedTuple):
-    """The end of the input after `total` requests; `error` is what ended it, None if there are no more."""
+    """The mark at the end of the input, after `total` requests; `error` is the exception that ended the input, if
+    any."""
 
     total: int
     error: Exception | None

@@ -262,7 +262,7 @@ class _End(Enum):
 # whole server process, such as a body on which a library of native code fails. It is given to two replicas at most.
 
 RECENT_SECONDS = 10.0
-"""A replica's death is a suspicion against what it was sent in this time before it."""
+"""Seconds before a replica's death in which a request that was sent to it becomes a suspect."""
 DEATHS = 2
 """Replicas that a request may end before it is refused."""
 REFUSED_SECONDS = 600.0

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
 _TURNS = 4
-"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read."""
+"""Turns of the event loop that it takes until a connection in the kernel is accepted, made, and read."""
 _TURNS_BETWEEN = 8
 """Turns of the event loop from one WebSocket that is opened to the next."""
 _BEGUN = 32
@@ -51,7 +51,7 @@ def whole_response(status: int, headers: Iterable[tuple[bytes, bytes]], body: by
 
 
 class HttpRefusal(Exception):
-    """A request that is not read to its end."""
+    """The refusal of a request that is not read to its end."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -171,7 +171,7 @@ class _Line:
                 del self._clients[client]
 
     def first(self) -> Callable[[], None]:
-        """Take the next connection of the line, and what opens its WebSocket."""
+        """Take the next connection from the line, and return the call that opens its WebSocket."""
         client, waiting = next(iter(self._clients.items()))
         connection, opens = next(iter(waiting.items()))
         self.leave(connection)
@@ -241,12 +241,12 @@ class Connections:
             self.idle[connection] = None
 
     def start(self, connection: Connection) -> None:
-        """Note that a connection has a request from now on."""
+        """Note that a connection is busy with a request from now on."""
         self.idle.pop(connection, None)
         self.busy.add(connection)
 
     def _longest_idle(self) -> Connection | None:
-        """The connection that is idle longest. Those with a request that was not read yet are idle no more."""
+        """The connection that has been idle longest. A connection with an unread request does not count as idle."""
         while self.idle:
             connection = next(iter(self.idle))
             if not connection.has_unread():

@@ -49,7 +49,7 @@ class BodyMemory:
             self.release(size)
 
     def refusal(self) -> OverloadedError:
-        """Return the error for a body that gets no memory."""
+        """Return the error for a body for which too little memory is left."""
         return OverloadedError(
             f"the bodies of all requests that are being read have {self.used} of max_body_memory={self.limit} "
             "bytes, which leaves too little for this one",

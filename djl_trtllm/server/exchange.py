@@ -70,7 +70,7 @@ class ServerConnection(Protocol):
     """The connection of a request, with what our server can do beyond ASGI."""
 
     def reset(self) -> None:
-        """Drop the connection. A normal close would wait for the client to read."""
+        """Drop the connection at once. A normal close would wait until the client reads."""
 
     def write_part(self, part: bytes) -> bool:
         """Send a part of a body of unknown length, without a message or a coroutine for it, where the head is sent.
@@ -83,7 +83,7 @@ class ServerConnection(Protocol):
 
 
 class Refused(Exception):
-    """The reply to a request of the management API that is refused."""
+    """The exception with the reply to a refused request of the management API."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def refused(status: int, message: str, djl_type: str | None = None, *, allow: st
 
 
 class ClientGone(Exception):
-    """The client disconnected while its request was read."""
+    """The client disconnected while its request was being read."""
 
 
 @dataclass(slots=True, eq=False)

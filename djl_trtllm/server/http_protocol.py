@@ -88,7 +88,7 @@ class HttpProtocol(asyncio.Protocol):
         self._last, self._ahead = b"", bytearray()
         self._reading_paused = self._opening = False
         self._linger: int | None = None
-        """Bytes that are still read and forgotten after a refusal; None before a refusal."""
+        """Bytes that are still read and thrown away after a refusal; None before a refusal."""
         self._lost: Callable[[], None] | None = None
         self._last_reply = b""
         """The refusal of a request that is not read further, while those before it are answered."""

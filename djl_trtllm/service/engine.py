@@ -81,7 +81,7 @@ class MemoryWatch:
         return self._limit is not None and resident >= self._limit * _UNIT
 
     def may_recycle(self) -> bool:
-        """Return whether the last recycling is long enough ago; if it is, the next one begins now."""
+        """Return whether the last recycling is long enough ago; if it is, note the next one as beginning now."""
         now = asyncio.get_running_loop().time()
         if self._recycled_at is not None and now - self._recycled_at < _PAUSE_SECONDS:
             return False
@@ -145,7 +145,7 @@ class Engine:
         self._on_failed = on_failed
         self._newest: ExecutorClient | None = None
         self._clients: set[ExecutorClient] = set()
-        """Engine processes that are not closed: the present one, and those that end their last requests."""
+        """Engine processes that are not closed: the present one, and those that finish their last requests."""
         self._ready_at = 0.0
         self._deaths: list[tuple[float, bool]] = []
         """Failed starts, and losses of engine processes that had not proved themselves; whether they were killed."""

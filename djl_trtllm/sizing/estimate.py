@@ -153,8 +153,8 @@ FITTED = EngineConstants(scale=2.4, overhead=int(2.5 * GIB), eight_ranks=int(2.7
 def _engine_activations_per_token(sizes: CheckpointSizes, tensor_parallel: int, scale: float) -> float:
     """Bytes per token of max_num_tokens: residuals on every rank, and the split parts of MLP and attention.
 
-    A model with experts takes twice as much, and each expert that a token goes to has an MLP (AIConfigurator has the
-    same factor).
+    In a model with experts the MLP counts for each expert that a token goes to, and the sum twice (AIConfigurator has
+    the same factor).
     """
     shape = sizes.shape
     hidden, head_dim = shape.hidden or 0, shape.head_dim or 0

@@ -97,7 +97,7 @@ class Generated(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The parameters of a request (of its first prompt), named as in the conventions for traces."""
+    """The parameters of a request (of its first prompt), under the names that OpenTelemetry's conventions use."""
 
     operation: str
     max_tokens: int

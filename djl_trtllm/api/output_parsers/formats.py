@@ -33,7 +33,7 @@ class Parameter:
     opener: str
     inner: tuple[str, ...]
     text_end: str
-    """The marker after the word that says whether the value is text; "" if there is no such word."""
+    """The marker after the word that says whether the value is text; "" if the format has no such word."""
     closer: str
     on_lines: bool
     """The value stands on lines of its own."""
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A row of `tools`. `markers` are shown where they are special tokens."""
+    """A row of `tools`. `markers` are shown in the text where they are special tokens."""
 
     call: Sequence[Call] = ()
     parameter: Parameter | None = None
@@ -138,7 +138,7 @@ FEW_BLANKS = _B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
 """A pattern of all blanks up to the next text, at most 64. It matches in one way only, so that neighbouring patterns of
 blanks cost no more."""
 FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
-"""A JSON object without others in it."""
+"""A pattern of a JSON object without objects or lists in it."""
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'
 _KEY = r"([\w.-]{1,256})"
 _QUOTES = reader.PYTHON_QUOTES + "<"
@@ -175,7 +175,8 @@ class UsualCall:
     def read(
         self, text: str, at: int, types_of: TypesOf, names: Container[str] | None
     ) -> tuple[list[reader.Event], int]:
-        """Read the calls of `names` (of any, if None) that stand at a place; returns them and where they end."""
+        """Read the calls that stand at a place and have one of `names` (any name, if None); returns them and
+        their end."""
         match, position, items, pair = self._pattern.match, self._name, self._item, self._pair
         events: list[reader.Event] = []
         start = reader.CallStart("")
@@ -268,7 +269,7 @@ def _from_python(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A row of `reasoning`. `markers` are shown where they are special tokens."""
+    """A row of `reasoning`. `markers` are shown in the text where they are special tokens."""
 
     open: str = ""
     close: str = ""
