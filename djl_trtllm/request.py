@@ -292,7 +292,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 def begins_with_reasoning(prompt: str, opener: str, closer: str, *, starts: bool) -> bool:
-    """Whether what a model writes after this prompt is reasoning. `starts`: it is unless the prompt has ended it."""
+    """Whether the text that a model writes after this prompt is reasoning. `starts`: it is, unless the prompt has
+    closed it."""
     end = prompt.rstrip()
     return end.endswith(opener) or (starts and not end.endswith(closer))
 

@@ -210,8 +210,8 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
 
 
 def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as turns: the system's before the first answer are one, in front, and equal roles that follow each
-    other are joined. Many templates refuse anything else, or leave it out."""
+    """The messages as turns: the system messages before the first answer become one, in front, and neighbours of one
+    role are joined. Many templates refuse anything else, or leave it out."""
     first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     turns: list[list[dict[str, Any]]] = []
     for message in sorted(messages[:first], key=lambda message: message["role"] != "system") + messages[first:]:

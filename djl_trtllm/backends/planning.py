@@ -196,7 +196,7 @@ def plan_engine(
 
 
 def suppose_machine(hardware: Hardware, gpus: tuple[Gpu, ...]) -> Hardware:
-    """A machine with these GPUs, on which every engine is installed that this machine does not say otherwise about."""
+    """The machine with these GPUs and with every engine installed: an engine that it has keeps its version."""
     for backend in backends():
         hardware = backend.suppose(hardware)
     return replace(hardware, gpus=gpus)
@@ -262,8 +262,8 @@ def with_effects(
 ) -> Config:
     """The configuration with notes on it: options that deviate on the backend, and rules about running engines.
 
-    For what a program or a command line gives they are warnings: it is for this run, while a file may be for several
-    engines.
+    About options from a program or a command line the notes are warnings: those options are for this run, while a file
+    may be for several engines.
     """
     effects = effects_on(backend)
     config = _without_unknown(config, backend)

@@ -103,8 +103,8 @@ class Blame:
     """The suspects of a rolling batch. Requests have their `digest` as key.
 
     `lost` takes the tokens that each running request had in the lost process. While there is something to find out
-    (`searching`), only keys may run that `lost` and `advance` have let go. What is new may start while nothing is tried
-    (`is_open`).
+    (`searching`), only keys may run that `lost` and `advance` have let go. New requests may start while nothing is
+    tried (`is_open`).
     """
 
     def __init__(self) -> None:

@@ -228,7 +228,7 @@ class RollingBatch:
         self._places = None
 
     def lose(self, executor: ExecutorPort, error: RequestError) -> Loss:
-        """The executor is gone, with its KV cache: what ran in it goes on in another one, or ends with `error`."""
+        """Detach a lost executor and its KV cache: its sequences go on in another one, or end with `error`."""
         proved = False
         if self._places is not None and self._places.executor is executor:
             proved = self._places.proved

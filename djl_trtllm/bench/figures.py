@@ -111,7 +111,7 @@ class Timeline:
 class Figures:
     """The figures of one load. The window is the time that is measured, after the warm-up, by the client's clock.
 
-    Requests belong to it if they were to be sent in it, tokens and the time between them if they arrived in it.
+    A request belongs to it if it should be sent in it, a token and the gap before it if the token arrived in it.
     """
 
     label: str

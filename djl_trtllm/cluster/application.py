@@ -222,8 +222,8 @@ _ROUTING_STATS_SECONDS = 1.0
 _FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
 KEEPS_VISIBLE_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""The environment of a replica that sees the GPUs which it has not reserved: Ray 2.55 hides them from one that reserves
-none, and TensorRT-LLM gives the environment of a replica to ranks on other nodes."""
+"""The environment of a replica that sees all GPUs although it has reserved none: Ray 2.55 would hide them, and
+TensorRT-LLM passes a replica's environment to ranks on other nodes."""
 
 
 class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -339,8 +339,7 @@ def require_known_clients(options: Options) -> None:
 
 
 def _proxies(options: Options) -> str:
-    """The addresses whose X-Forwarded-For counts, for Ray's uvicorn. By default there is none, and this machine's does
-    not count either.
+    """The addresses whose X-Forwarded-For counts, for Ray's uvicorn; by default none, not even this machine's.
 
     HAProxy is on this machine and passes on what a client has written there.
     """

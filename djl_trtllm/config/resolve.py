@@ -158,10 +158,10 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
 class _Draft:
     """A `Config` under construction.
 
-    `values` are those that users set, and derived ones; `chosen` has the setting that is used, `overridden` those of
-    users that it overrides; `unknown` are settings of no option, `foreign` messages about names that another server's
-    file has and that server does not. `beyond` has the errors of values that vLLM may have, by field name, and
-    `engine_settings` what is left to it.
+    `values` are those that users set, and derived ones. `chosen` has the setting that is used, `overridden` the users'
+    settings that it overrides. `unknown` are settings that name no option, `foreign` messages about names in another
+    server's file that this server does not have either. By field name, `beyond` has the errors of values that vLLM may
+    take; `engine_settings` are settings left to vLLM.
     """
 
     candidates: dict[str, list[tuple[Layer, Setting]]] = field(default_factory=dict)

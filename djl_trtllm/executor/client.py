@@ -344,9 +344,9 @@ class ExecutorClient(asyncio.Protocol):
     def _send(self, message: ToEngine) -> None:
         """Send a message together with others that come soon, and with those for which the socket had no room.
 
-        A write wakes the engine process, which takes as long as a tenth of a request. And each write takes a buffer of
-        the kernel, and a socket has room for some hundred: written one by one, the thousands of requests that a crowd
-        leaves behind would take as many iterations to end as they are hundreds.
+        A write wakes the engine process, which takes as long as a tenth of a request. Each write also takes a buffer of
+        the kernel, and a socket has room for some hundred: written one by one, thousands of cancellations would take
+        dozens of iterations.
         """
         self._unsent.append(frame(message))
         if not self._flushing:

@@ -206,7 +206,8 @@ class FullQueue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """The request is wrong, in a way that only the engine finds; or it came too early, where `full` is set."""
+    """The reason why a request is refused that only the engine finds wrong, or, if `full` is set, that comes too
+    early."""
 
     message: str
     full: FullQueue | None = None

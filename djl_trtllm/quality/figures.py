@@ -70,7 +70,8 @@ def divergence_bound(p: Mapping[str, float], q: Mapping[str, float], unranked: s
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """exp of the mean negative log-probability, and no more than floats hold: engines say -9999 or -inf for none."""
+    """exp of the mean negative log-probability, at most the largest float: engines give -9999 or -inf for probability
+    0."""
     return math.exp(min(_MOST_NATS, -fmean(logprobs)))
 
 

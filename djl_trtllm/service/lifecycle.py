@@ -576,7 +576,7 @@ def _start(model: Model, number: int, name: str) -> Start:
 class Registry:
     """The models of a server, by name.
 
-    `lost` names those that the server was started for and that were unregistered: it is not healthy without them.
+    `lost` names models of the server's start that were unregistered: without them the server is not healthy.
     """
 
     models: dict[str, ServedModel] = field(default_factory=dict)

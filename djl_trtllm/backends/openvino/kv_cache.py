@@ -1,6 +1,6 @@
 """The size of an OpenVINO engine's paged KV cache.
 
-Its prefix cache is followed from outside, and prompts of different groups share nothing in it.
+The engine does not report its prefix cache, so this follows it. Prompts of different groups share nothing in it.
 """
 
 import secrets

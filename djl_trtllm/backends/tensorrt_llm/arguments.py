@@ -121,7 +121,8 @@ class ArgumentBuilder:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
     def _check_choice(self, target: Target, value: Any, options: tuple[str, ...]) -> None:
-        """TensorRT-LLM's classes refuse other strings while compiling or loading; before 1.2 its kernels do."""
+        """Note a problem for a text that the argument does not take; before 1.2 TensorRT-LLM's kernels refuse it, later
+        its classes."""
         taken = choices(self._type(target))
         if taken is None or not isinstance(value, str) or value in taken:
             return
@@ -444,7 +445,7 @@ def _parallelism(builder: ArgumentBuilder) -> None:
 
 
 def _world_size(builder: ArgumentBuilder) -> None:
-    """The number of GPUs of AutoDeploy, which distributes a model by itself."""
+    """Pass AutoDeploy the number of GPUs over which it distributes a model by itself."""
     builder.drop(Target("LLM", "tensor_parallel_size"))
     if builder.inputs.tensor_parallel > 1:
         builder.put(Target("LLM", "world_size"), builder.inputs.tensor_parallel, "tensor_parallel_degree")
@@ -490,7 +491,7 @@ def _kv_cache_type(builder: ArgumentBuilder) -> None:
 
 
 def _paged_context(builder: ArgumentBuilder) -> None:
-    """Paged attention kernels, where reused blocks or chunked prompts need them to read prompts from the paged
+    """Problems of reused blocks or chunked prompts without the attention kernels that read prompts from the paged
     cache."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT or options.use_paged_context_fmha:
@@ -525,7 +526,8 @@ def _stream_interval(builder: ArgumentBuilder) -> None:
 
 
 def _knobs(builder: ArgumentBuilder) -> None:
-    """Runtime switches (`knobs`) of an engine: the options of single switches override the JSON object."""
+    """Runtime switches (`ExtendedRuntimePerfKnobConfig`) of an engine: the options of single switches override the JSON
+    object."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT:
         return
@@ -615,7 +617,7 @@ def _lora(builder: ArgumentBuilder) -> None:
 
 
 def _files(builder: ArgumentBuilder) -> None:
-    """The paths of files that the compiler reads: absolute, because it runs in the engine's directory."""
+    """Make the paths of files absolute that the compiler reads, because it runs in the engine's directory."""
     cache = builder.options.input_timing_cache
     if cache is not None:
         builder.put(Target("BuildConfig", "input_timing_cache"), cache.absolute(), "input_timing_cache")

@@ -92,8 +92,8 @@ FEATURES: frozenset[str] = frozenset(
 def checks_sampled_drafts() -> bool:
     """Whether vLLM on a CPU checks the drafts of a sampled sequence with the parameters of its request.
 
-    0.32 without Triton writes them, for each drafted token, into a copy: what it then reads is other memory, so that
-    tokens are wrong and a `top_k` ends the engine process. Greedy drafts need none.
+    vLLM 0.32 without Triton writes the parameters of each drafted token into a copy and reads other memory: tokens are
+    wrong, and a `top_k` ends the engine process. Greedy drafts need no parameters.
     """
     from torch import int32, tensor
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens

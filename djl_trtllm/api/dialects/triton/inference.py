@@ -546,8 +546,8 @@ class BatchEncoder(WholeEncoder):
     def tensors(self) -> dict[str, Tensor]:
         """The outputs, when every sequence has ended.
 
-        Without `logprobs` a log-probability for each token is there and 0, as in Triton. So is one that the engine did
-        not report: a tensor has no null.
+        Without `logprobs` each token has the log-probability 0, as in Triton, and so has a token without one from the
+        engine: a tensor has no null.
         """
         n, shown = self._requests[0].n, []
         for index, each in enumerate(self._output.sequences):

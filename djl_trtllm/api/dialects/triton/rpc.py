@@ -152,7 +152,7 @@ class Frame(Enum):
 class RpcEncoder(base.ResponseEncoder):
     """Encodes the responses to one request; in a stream they are wrapped.
 
-    After a chunk that ends with an error, `error` has the last response, after all others `end`.
+    `error` makes the last response after a chunk that ends with an error, `end` after all other chunks.
     """
 
     content_type = "application/grpc"
