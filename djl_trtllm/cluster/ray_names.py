@@ -1,4 +1,4 @@
-"""The names of Ray that it calls its own, or that not all of its versions have; a test checks the installed one.
+"""Names of Ray that are private, or that only some versions have; a test checks them in the installed one.
 
 Ray has a router of requests before its HAProxy from 2.56 on, made for its own LLM servers. From 2.58 on the router's
 answer may set headers, which no client can set.

@@ -25,9 +25,9 @@ _IMAGES = 16
 
 @lru_cache(maxsize=8)
 def most_images(limits: str | None) -> int:
-    """The most images of a request, from the option's text. Raises ValueError for a text that it may not have.
+    """The most images of a request, from the option's text. Raises ValueError for other text.
 
-    As in vLLM, a limit is a number, or an object whose `count` is one.
+    As in vLLM, a limit is a number, or an object whose member `count` is the number.
     """
     if limits is None:
         return _IMAGES

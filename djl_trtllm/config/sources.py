@@ -174,9 +174,9 @@ class Layer(enum.Enum):
 class Setting:
     """One key and its value, as text.
 
-    `name` is what the user wrote (a key or a variable) and `given` the value where it differs from
-    `value`, for example megabytes that became bytes. With `alone` it sets nothing but its own option: LMI's
-    `max_num_tokens` raises other limits, that of other servers does not.
+    `name` is what the user wrote (a key or a variable) and `given` the value where it differs from `value`, for example
+    megabytes that became bytes. With `alone` it sets only its own option: LMI's `max_num_tokens` raises other limits,
+    another server's does not.
     """
 
     key: str

@@ -145,7 +145,7 @@ def speculation_of(config: Config) -> Speculation | None:
 
 
 def _collected(config: Config, problems: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values by fields of `Speculation`, and those that have none."""
+    """The values of fields of `Speculation`, and the values that no such field takes."""
     found: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     said: dict[str, str] = {}

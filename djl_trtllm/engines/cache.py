@@ -1,7 +1,7 @@
 """Engine directories: their manifest, the checksums of their files, and the local cache of engines.
 
-A process that uses a file holds its mark, a lock that the system releases when the process ends. What interrupted
-downloads and compiles leave is found as leftovers.
+A process that uses a file holds its mark, a lock that the system releases when the process ends. Files that interrupted
+downloads and compiles leave are found as leftovers.
 """
 
 from __future__ import annotations

@@ -180,8 +180,8 @@ class ExecutorClient(asyncio.Protocol):
     ) -> None:
         """Spawn the process and wait until its engine is loaded, at most `timeout` seconds.
 
-        `meanwhile` is called when the process knows what to load, and awaited first; what it raises ends the process.
-        Raises ExecutorStartError.
+        `meanwhile` is called when the process knows what to load, and awaited before the process is; an error that it
+        raises ends the process. Raises ExecutorStartError.
         """
         self._reasons_pattern = re.compile(start.reasons) if start.reasons else None
         try:

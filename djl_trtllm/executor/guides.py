@@ -454,8 +454,8 @@ def trial_with_tokenizer(make_trial: Callable[[str | None], Trial], tokenizer_di
 def _size_of(guide: Guide) -> int:
     """The characters of a guide, where `(ab){3}` is 6: compilers write counted repetitions out.
 
-    Of other repetitions, each may stand for nothing, so that what follows it may follow what is before it: `.*.*.*`
-    takes the square of their number.
+    A repetition without a count may match nothing, so a compiler joins its neighbours: `.*.*.*` costs the square of the
+    number of repetitions.
     """
     size = len(guide.value)
     if size > _QUICK_SECONDS * _SIZE_PER_SECOND:

@@ -26,7 +26,7 @@ LEAST_FILLED = 0.75
 
 
 def next_batch(waiting: Sequence[Submit], max_tokens: int, padded: Callable[[int], int]) -> list[Submit]:
-    """The requests of the next iteration, of those that wait in the order of their arrival; there is one at least.
+    """Choose the requests of the next iteration, at least one, from those that wait in the order of their arrival.
 
     A prompt alone has `padded(its length)` tokens. In an iteration each prompt has those of the longest one, at most
     `max_tokens` together.

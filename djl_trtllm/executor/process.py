@@ -89,8 +89,8 @@ class GuideTrier(Protocol):
 class Executor(AnyExecutor, Protocol):
     """An engine whose iterations this process runs.
 
-    It may have the `check` of `AsyncExecutor`: an iteration that waits for processes of the engine's may not see that
-    one of them has ended.
+    It may have the `check` of `AsyncExecutor`: an iteration that waits for the engine's other processes may not notice
+    that one has ended.
     """
 
     @property
@@ -193,8 +193,8 @@ class Channel:
 class HeldOutput:
     """Holds output back until `iterations` have run and `seconds` have gone by, and merges it for each sequence.
 
-    The beginning of a sequence does not wait, because a client waits for it, nor does its end, because its place is
-    free then.
+    The beginning of a sequence is sent at once, because a client waits for it, and so is its end, which frees its
+    place.
     """
 
     def __init__(self, iterations: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

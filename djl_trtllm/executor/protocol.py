@@ -224,7 +224,7 @@ class FirstRequest(NamedTuple):
     """The features that the engine loses if the request fails; if there are none, a failure ends the load."""
 
     def lost_by(self, error: str | Refusal | None, seconds: float) -> frozenset[str]:
-        """The features that are lost by the end of the request after this number of seconds, which is printed.
+        """The features that are lost because of how the request ended, after `seconds`; both are printed.
 
         Raises RuntimeError for an error of one that any client may send.
         """
@@ -273,8 +273,8 @@ def first_requests(
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of one request.
 
-    `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is
-    that of the engine, or what is wrong with the request. `drafted` tokens were proposed by drafts, accepted ones
+    `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is the
+    engine's error, or the reason why the request is wrong. `drafted` tokens were proposed by drafts, accepted ones
     included, where the engine counts them by request.
     """
 

@@ -49,7 +49,8 @@ from djl_trtllm.sizing.recommendation import conditions_of
 
 
 def candidates(low: int, high: int, precision: float) -> Sequence[int]:
-    """Numbers from `low` to `high`, both included, neighbours at most the share `precision` apart; 0: every number."""
+    """Numbers from `low` to `high`, both included; the gap between neighbours is at most the share `precision`. 0: all
+    numbers."""
     if precision <= 0:
         return range(low, high + 1)
     numbers = []

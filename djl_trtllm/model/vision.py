@@ -1,4 +1,4 @@
-"""How a model takes images: their tokens among those of the prompt, the sizes that it scales them to, and their files.
+"""Images of a model: their tokens in the prompt, the sizes that the model scales them to, and their files.
 
 Pixels are counted from a file's header before any is decoded. Pillow is imported with the first image.
 """
@@ -60,7 +60,7 @@ class Vision:
 
     @classmethod
     def find(cls, directory: Path, config: Mapping[str, Any] | None) -> Vision | None:
-        """How the model of these files takes images; None if it takes none, or it is not known how.
+        """The images that the model of these files takes; None if it takes none, or its files do not say how.
 
         Raises LayoutError for damaged files.
         """

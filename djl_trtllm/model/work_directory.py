@@ -146,7 +146,8 @@ def unfinished_name(out: Path) -> Path:
 
 
 def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what builders in a folder write, or left when they were killed: the name of the result, and the path."""
+    """Yield the directories that builders in a folder write, or left when they were killed, with the name of each
+    result."""
     for path in folder.glob(f".*{UNFINISHED}*"):
         if found := _UNFINISHED.fullmatch(path.name):
             yield found["out"], path

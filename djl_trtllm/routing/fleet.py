@@ -43,7 +43,8 @@ class Question:
 
     @classmethod
     def of(cls, body: bytes, session: str = "", truncated: str = "") -> Question:
-        """`body` may be a beginning; what is said in `truncated` then distinguishes it from others that begin alike."""
+        """A question about a request. `body` may be only its beginning; `truncated` then distinguishes requests that
+        begin alike."""
         return cls(PromptKeys.of(body), session, blake2b(body + truncated.encode(), digest_size=8).hexdigest())
 
 
@@ -195,7 +196,7 @@ class Fleet:
     async def _watch(self, name: str, replica: _Replica, host: str, port: int) -> None:
         """Follow whether a replica answers, and notice at once when its process ends.
 
-        Nothing is said about one that has never answered: it may be that it cannot be reached from here.
+        A replica that has never answered is not judged: it may be unreachable from here.
         """
         has_answered = False
 

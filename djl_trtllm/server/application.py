@@ -1,6 +1,6 @@
 """The ASGI application, which any ASGI server can run: the models of its start, and the routes over them.
 
-`plan_startup` reads which models that are, and the folder from which more may be registered. The application's lifespan
+`plan_startup` reads which models these are, and from which folder more may be registered. The application's lifespan
 loads and ends them.
 """
 

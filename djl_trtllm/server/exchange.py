@@ -73,7 +73,7 @@ class ServerConnection(Protocol):
         """Drop the connection at once. A normal close would wait until the client reads."""
 
     def write_part(self, part: bytes) -> bool:
-        """Send a part of a body of unknown length, without a message or a coroutine for it, where the head is sent.
+        """Send a part of a body of unknown length, after its head, without an ASGI message or a coroutine.
 
         False if it was not sent: the client does not read, or is gone.
         """

@@ -251,8 +251,9 @@ _NEEDS_LINK = (
 class Monitor:
     """The handlers of the page, its files and its snapshots.
 
-    `key` is what snapshots need, in the place of an API key; it is empty if the operator shows them or there are API
-    keys. An address would not do: the clients of a proxy on this machine all have a loopback one.
+    Requests for snapshots need `key` in place of an API key; it is empty if the operator shows snapshots to all, or if
+    there are API keys. A client's address does not decide: all clients of a proxy on this machine have a loopback
+    address.
     """
 
     def __init__(self, registry: Registry, options: Options, *, api_keys: bool) -> None:

@@ -428,7 +428,8 @@ class Routes:
 
 
 def _dialect_near(path: str) -> Dialect:
-    """The dialect whose path has most of the first segments in common with this one; `DEFAULT` if none has any.
+    """The dialect with the path that shares the longest beginning (in segments) with this one; `DEFAULT` if none has
+    any.
 
     If there are several, it is the dialect with a path of exactly these segments, or with most such paths.
     """

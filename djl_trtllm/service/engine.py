@@ -96,8 +96,10 @@ def _shown(size: int) -> str:
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
-"""After this time the death of an engine process no longer counts against `retry_threshold`. One that was killed from
-outside counts if none has worked for this time."""
+"""Seconds after which the death of an engine process no longer counts against `retry_threshold`.
+
+A process that was killed from outside counts only if no process has worked for this time.
+"""
 _IDLE_SECONDS = 10.0
 """An engine process that was ready for this time, and had nothing to do at its end, did not fail at its start."""
 _FIRST_PAUSE_SECONDS = 30.0
@@ -376,8 +378,8 @@ class Engine:
 def settle_garbage_collector() -> None:
     """Freeze what is loaded, and collect little at once: reference counting frees what a token allocates.
 
-    Nothing else runs meanwhile, up to a microsecond for each object that is looked at: all that came since the last
-    collection, of which there are at most 40,000. All that is alive is looked at after 50 million new objects only.
+    A collection stops everything else for up to a microsecond per object. It looks at the objects since the last one,
+    at most 40,000; at all objects only after 50 million new ones.
     """
     gc.collect()
     gc.freeze()

@@ -319,8 +319,8 @@ class ModelService:
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected.
 
-        Of thousands of requests some end in each turn of the event loop, the oldest last: those may be running, and
-        none of the others is to start in their places.
+        If there are thousands, some end in each turn of the event loop, the oldest last: these may be running, and none
+        of the others is to start in their places.
         """
         left = [state for state in states if not state.done]
         if not left or self.batch is None:

@@ -86,8 +86,9 @@ class Model:
     start: Start
     limits: BatchLimits
     texts: Callable[[], Texts]
-    """Loads them at the first call, which takes up to a second, and more where a tokenizer is converted: meanwhile the
-    engine process loads the engine. Raises TokenizerError, and ModelError for a model.py that fails."""
+    """Loads tokenizer and formatters at the first call, which takes up to a second, or more if a tokenizer is
+    converted; the engine process loads the engine meanwhile. Raises TokenizerError, and ModelError for a model.py that
+    fails."""
     gpus: int
     """GPUs per engine process."""
     backend: Backend
@@ -520,8 +521,8 @@ _HANDLERS = ("djl_trtllm.handler", "djl_trtllm.async_handler")
 class Preview:
     """The configuration, and its plan or the reason why it cannot be served.
 
-    Neither of the two: there is nothing to plan yet, and the configuration is in order as far as it is known.
-    `remarks` say what was supposed or not looked at.
+    With neither plan nor reason there is nothing to plan yet, and the configuration is in order as far as it is known.
+    `remarks` say which facts were supposed or not looked at.
     """
 
     config: Config

@@ -62,7 +62,7 @@ class PromptReader:
     async def prompt_of(self, request: GenerationRequest, *, takes_images: bool) -> ReadPrompt:
         """Read a request's prompt; `takes_images`: whether the engine does. Raises InvalidRequestError.
 
-        Images come first: what is wrong with one costs no rendering.
+        Images come first, so that a bad image costs no rendering.
         """
         if request.images and request.truncate is not None:
             raise InvalidRequestError("'truncate' is given and the messages have images: leave it out")

@@ -167,8 +167,8 @@ class ChatRenderer:
     async def _rendered(self, conversation: Conversation) -> str:
         """Have a conversation rendered. Where that fails, the next one gets a new process.
 
-        A process that has rendered others may end while it is idle, as by the kernel where memory is short: then this
-        one gets a new process, once.
+        A process may end while it is idle, for example by the kernel when memory is short. Then this conversation gets
+        a new process, once.
         """
         self._require_open()
         kept = self._process is not None

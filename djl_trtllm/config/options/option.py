@@ -146,7 +146,7 @@ class ValueType:
     def of(cls, annotation: Any) -> "ValueType":
         """Read a field's annotation: a plain type, an enum or a tuple, or a union of one with None and keywords.
 
-        Keywords are `Literal` beside a type, and alone it has all values; a tuple is `tuple[TYPE, ...]`.
+        Keywords are a `Literal` beside a type; a `Literal` alone has all values. A tuple is `tuple[TYPE, ...]`.
         """
         members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
         items = [get_args(member)[0] for member in members if get_origin(member) is tuple]

@@ -314,7 +314,7 @@ def hub_id(text: str) -> str:
 def is_hub_id(text: str) -> bool:
     """Return whether the text can be the name of a hub repository (`owner/name`, or a bare `name`).
 
-    The name of an archive or of a configuration is that of a file, although the hub would take it.
+    The name of an archive or a configuration counts as that of a file, although the hub would take it.
     """
     endings = (".git", *ARCHIVE_SUFFIXES, *CONFIGURATION_SUFFIXES)
     return bool(_ID.fullmatch(text)) and "--" not in text and ".." not in text and not text.endswith(endings)
@@ -447,7 +447,7 @@ def _literal(name: str) -> str:
 
 
 def explain(error: Exception, token: str | None = None) -> str:
-    """Return what happened and what to do; `token` is the one of the configuration, if that one was used."""
+    """Return what happened and what to do. `token` is the configuration's, if it was used."""
     text = _explained(error, "HF_TOKEN" if token is None else _TOKEN_OPTION)
     return text.replace(token, _TOKEN_OPTION) if token else text
 
