@@ -143,7 +143,7 @@ class TensorRtLlmBackend(EngineBackend):
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> TensorRtLlmPlan:
-        return plan_tensorrt_llm(config, layout, hardware, backend, reason, compile_only=compile_only)
+        return plan_tensorrt_llm(config, layout, hardware, backend, reason)
 
 
 def _unscored(backend: Backend, layout: Layout, hardware: Hardware) -> str:

@@ -435,7 +435,7 @@ def _least(value: int, bound: int | None) -> int:
 
 
 def plan_tensorrt_llm(
-    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
+    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str
 ) -> TensorRtLlmPlan:
     """Derive the plan. Raises EngineError, ConfigError (all problems at once) and EngineMismatchError."""
     version = planned_version(hardware)
