@@ -204,7 +204,7 @@ class Slot(msgspec.Struct, eq=False):
     overtaken: int = 0
     """Sequences that started before it when it was next and did not fit."""
     moves: int = 0
-    """How often it has given its place away."""
+    """The number of times that the sequence has given its place away."""
     _had: int = 0
     """Tokens that it had when it took its place."""
     _begun: int = 0

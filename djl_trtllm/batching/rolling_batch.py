@@ -50,7 +50,7 @@ _IMPOSSIBLE = [field for field in FIELDS.values() if field.trait.resume is Resum
 _SEED_STEP = 0x9E3779B97F4A7C15
 """An odd number far from 0 modulo 2**64: sequences of one request have neighbouring seeds."""
 _MOST_MOVES = 2
-"""How often a sequence gives its place away."""
+"""The most times that a sequence gives its place away."""
 
 
 def can_resume(message: Submit, generated: int, limits: Limits) -> bool:

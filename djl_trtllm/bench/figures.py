@@ -129,7 +129,7 @@ class Figures:
     output_tokens: int = 0
     """Output tokens of the requests that succeeded."""
     accepted_tokens: int | None = None
-    """Those of them that drafts proposed; None where the server does not say so."""
+    """Output tokens of these requests that drafts proposed; None where the server does not say so."""
     shortened: int = 0
     """Requests that succeeded with fewer tokens than were asked for."""
     prompt_tokens: int = 0

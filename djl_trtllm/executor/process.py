@@ -128,7 +128,8 @@ class Disconnected(Exception):
 
 
 class Channel:
-    """Blocking sends (a slow server slows the engine; a dead one raises Disconnected), messages out of reads."""
+    """The engine process's end of the socket. A send blocks while the server is slow, and raises Disconnected if it is
+    gone; reads are cut into messages."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection

@@ -50,7 +50,7 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether the process has not ended; a zombie, which its parent has not collected yet, has."""
+    """Return whether the process still runs. A zombie, which its parent has not collected yet, does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -64,13 +64,13 @@ class Reading:
     """Entries and their lines, by whether somebody has to act and the reason."""
 
     def set(self, key: str, entry: ForeignSetting, value: str | None = None) -> None:
-        """The entry sets `key` to its own text or to `value`."""
+        """Set `key` from an entry, to its own text or to `value`."""
         text = entry.value if value is None else value
         given = None if text == entry.value else entry.value
         self.settings.append(Setting(key, text, Origin.file(self.path, entry.line), entry.name, given, alone=True))
 
     def ignore(self, entry: ForeignSetting, reason: str, *, act: bool = False) -> None:
-        """The entry has no effect here; `act` if its author has to do something about it.
+        """Note that an entry has no effect here; `act` if its author has to do something about it.
 
         Entries with the same reason share a line. An entry without a value is named once.
         """
@@ -78,11 +78,11 @@ class Reading:
         self._ignored.setdefault((act, reason), {}).setdefault(text, entry.line)
 
     def warn(self, entry: ForeignSetting, text: str) -> None:
-        """The entry has an effect, with the warning `text`."""
+        """Note that an entry has an effect, with the warning `text`."""
         self.warnings.append(f"{entry.assignment} ({self.path}:{entry.line}): {text}")
 
     def refuse(self, entry: ForeignSetting, text: str) -> None:
-        """The entry is wrong; `text` is what to write instead."""
+        """Note that an entry is wrong; `text` is what to write instead."""
         self.problems.append(f"{entry.assignment} ({self.path}:{entry.line}): {text}")
 
     def unknown_setting(self, entry: ForeignSetting, known: Iterable[str], server: str) -> None:
