@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """The API on first use: every command imports this package, and few need what stands behind the API."""
+    """Import a name of the API on its first use: every command imports this package, and few need the API's modules."""
     if name == "create_app":
         return import_module("djl_trtllm.server.application").create_app
     if name == "__all__" or name[:1].isupper():  # classes of the offline API; names of modules are looked up here too

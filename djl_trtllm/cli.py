@@ -37,8 +37,10 @@ SUMMARIES = {
     "cluster": "Serve a model with several replicas on a Ray cluster (docs/ray.md).",
     "version": "Print the version.",
 }
-"""The first lines of the commands' help, in the order in which a newcomer meets them. A command is `app` in the module
-of its name, but for those below."""
+"""The first lines of the commands' help, in the order in which a newcomer meets them.
+
+A command is `app` in the module of its name, except those in `_ELSEWHERE`.
+"""
 
 _ELSEWHERE = {"package": ("djl_trtllm.commands.compile", "package_app"), "version": (__name__, "version_app")}
 
@@ -53,9 +55,9 @@ def find_command(name: str) -> click.Command:
 
 
 def _complete_help(command: click.Command) -> None:
-    """Join the lines of paragraphs, which Typer shows as they are, and give arguments the help that they have lost.
+    """Join the lines of each paragraph, which Typer shows as they are, and restore the help of arguments.
 
-    Click 8.5 has a help of arguments itself, and so takes away that of Typer up to 0.25.
+    Click 8.5 has a help of arguments itself, which hides that of Typer up to 0.25.
     """
     command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", command.help or "")
     hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}

@@ -25,8 +25,8 @@ def _unpickled(kind: type[DjlTrtllmError], args: tuple[Any, ...]) -> DjlTrtllmEr
 class ConfigError(DjlTrtllmError):
     """One or more options are wrong.
 
-    `problems` has one line per wrong value (key, value, origin, expectation), or is the only one. `warnings` has what
-    else was found, such as a misspelt key. The message lists both.
+    `problems` has one line per wrong value (key, value, origin, expectation), or one line in all. `warnings` has
+    further findings, such as a misspelt key. The message lists both.
     """
 
     def __init__(self, problems: str | Sequence[str], warnings: Sequence[str] = ()) -> None:
@@ -128,7 +128,7 @@ class SizingError(DjlTrtllmError):
 
 
 class BenchmarkError(DjlTrtllmError):
-    """No server to measure, or a load that cannot be made."""
+    """There is no server to measure, or the load cannot be made."""
 
 
 _MOST_CHARACTERS = 2000

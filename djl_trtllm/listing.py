@@ -16,10 +16,10 @@ _START = re.compile(r"^\s*(?:- )?")
 
 
 def wrapped(text: str, width: int | None, *, indent: str = "") -> str:
-    """`text` with lines of at most `width` characters; those after the first begin with `indent`, and with more where
-    they continue one that is indented itself or begins with a hyphen.
+    """Wrap `text` into lines of at most `width` characters; None leaves it as it is.
 
-    Words are not broken: a path that is longer than a line stays whole. Line breaks of the text stay. None: as it is.
+    Lines after the first begin with `indent`, and with more where they continue a line that is indented or begins with
+    a hyphen. Words are not broken: a path that is longer than a line stays whole. Line breaks of the text stay.
     """
     if width is None:
         return text
@@ -73,7 +73,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list
 
 
 def suggestion(given: str, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> str:
-    """The names that were probably meant, or else all of them."""
+    """The part of a message that names the `known` names most like `given`, or all of them if none is like it."""
     names = list(known)
     near = difflib.get_close_matches(given, names, most, likeness)
     return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)}"
@@ -96,5 +96,5 @@ def number(value: float) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """A price; nothing where there is none."""
+    """A price with two decimals, "" for None."""
     return "" if value is None else f"{value:.2f}"

@@ -28,7 +28,7 @@ from rich.logging import RichHandler
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 _ATTRIBUTE = "request_id"
 SHORT = "short_message"
-"""The `extra` of a line whose other fields say what its message says: JSON has this one instead, and no logger."""
+"""The `extra` with a shorter message for JSON lines, which have the rest of it in their other fields."""
 
 
 class RequestContext:
@@ -79,7 +79,7 @@ def printable(text: str) -> str:
 
 
 class _Times(logging.Formatter):
-    """Formats the times of lines; of all that come within a second, the time to the second once."""
+    """Formats the times of lines. Lines of one second share the text of their time up to the second."""
 
     _second: int | None = None
     _until_second = ""
@@ -145,8 +145,8 @@ _MOST_WAITING = 10_000
 _MOST_TOGETHER = 100
 """Lines that are written at once."""
 _TOGETHER_SECONDS = 0.05
-"""How long a line waits for more where the last ones were written just before: waking the thread for each takes longer
-than writing it. A line after a pause is written at once, before what the process does next, which may be its end."""
+"""How long a line waits for more, if lines were written just before: waking the thread for each line takes longer than
+writing it. A line after a pause is written at once, before the process continues and perhaps ends."""
 _LAST_SECONDS = 2.0
 """How long the end of the process waits for its last lines to be read."""
 
@@ -191,7 +191,7 @@ class BackgroundHandler(QueueHandler):
             self._dropped += 1
 
     def close(self) -> None:
-        """Write the waiting lines, if somebody reads them."""
+        """Write the waiting lines, if a reader takes them."""
         self._lines.put(None)
         super().close()
         self._thread.join(_LAST_SECONDS)
@@ -221,7 +221,7 @@ class BackgroundHandler(QueueHandler):
 
 
 class Lines(logging.StreamHandler):  # type: ignore[type-arg]  # subscripts need Python 3.11
-    """Writes what it was given by `flush`, or when that is much: each write is a system call."""
+    """Collects lines, and writes them at `flush` or when they are many: each write is a system call."""
 
     def __init__(self) -> None:
         self._unwritten: list[str] = []

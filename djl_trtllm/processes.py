@@ -36,13 +36,13 @@ def write_no_core_file() -> None:
 
 
 def allow_more_memory(bytes_more: int) -> None:
-    """Bound this process's address space to what it has now and this; allocations beyond fail."""
+    """Bound this process's address space to its present size plus `bytes_more`; allocations beyond fail."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + bytes_more, used + bytes_more))
 
 
 def allow_more_processor_time(seconds: int) -> None:
-    """Bound this process's processor time to what it has had and this; SIGXCPU ends it then."""
+    """Bound this process's processor time to what it has used plus `seconds`; SIGXCPU ends it then."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(time.process_time()) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
@@ -76,7 +76,7 @@ def control_groups() -> list[tuple[list[str], str]]:
 def oom_kills() -> int:
     """How many processes the OOM killer has ended, in this control group or else on this machine.
 
-    Only the difference between two calls says something. 0 where the kernel does not say.
+    Only the difference between two calls has a meaning. The count is 0 where the kernel does not tell it.
     """
     paths = [path for controllers, path in control_groups() if controllers == [""]]
     # In a container the path is often the host's, and the root is the container's group.
@@ -94,7 +94,8 @@ def oom_kills() -> int:
 
 
 def be_nice(pid: int, niceness: int) -> None:
-    """Let others go before a process. On Linux each thread has a priority of its own; new ones have their creator's."""
+    """Lower the priority of a process. On Linux each thread has a priority of its own; new ones have their
+    creator's."""
     with contextlib.suppress(psutil.Error, OSError):
         for thread in psutil.Process(pid).threads():
             os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
@@ -135,7 +136,7 @@ def child_environment() -> dict[str, str]:
 def end_group(process: subprocess.Popen[bytes], seconds: float) -> None:
     """End the group of processes that a process leads: SIGTERM, and SIGKILL for what is left when the leader ends.
 
-    SIGKILL comes after this number of seconds if the leader does not end.
+    SIGKILL comes after `seconds` if the leader does not end.
     """
     gone = contextlib.suppress(ProcessLookupError, PermissionError)
     try:
@@ -170,9 +171,9 @@ def below() -> set[psutil.Process]:
 
 
 def kill_below(spared: set[psutil.Process], seconds: float) -> list[str]:
-    """Kill all processes below this one but these, with those that they start meanwhile; return their names.
+    """Kill all processes below this one except `spared`, also those that they start meanwhile; return their names.
 
-    It gives up after this number of seconds.
+    It gives up after `seconds`.
     """
     killed: dict[psutil.Process, str] = {}
     deadline = time.monotonic() + seconds

@@ -29,7 +29,7 @@ os.register_at_fork(after_in_child=_ids.seed)
 
 _RANDOM = ~(0xF000_C000_0000_0000_0000)
 _VERSION_4 = 0x4000_8000_0000_0000_0000
-"""The bits of a random UUID that say what it is (RFC 9562), and all others."""
+"""The bits that mark a random UUID as one (RFC 9562, version 4); `_RANDOM` has all other bits."""
 
 
 def new_hex_id() -> str:
@@ -38,7 +38,7 @@ def new_hex_id() -> str:
 
 
 def new_id() -> str:
-    """The same as UUIDs are written."""
+    """A random UUID as `new_hex_id` makes it, with hyphens."""
     digits = new_hex_id()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
@@ -95,7 +95,7 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Resume(enum.Enum):
-    """How a field is treated when a sequence goes on in another engine process.
+    """The treatment of a field when a sequence goes on in another engine process.
 
     Its prompt and its tokens are the new prompt there. That is the same sequence for a model, whose next token depends
     on nothing but the tokens before it.
@@ -104,7 +104,7 @@ class Resume(enum.Enum):
     UNCHANGED = enum.auto()
     """The field applies to each next token by itself."""
     ADJUSTED = enum.auto()
-    """`resumed` in `batching/rolling_batch.py` computes what is left of it."""
+    """`resumed` in `batching/rolling_batch.py` computes the field anew, such as the number of tokens that are left."""
     IMPOSSIBLE = enum.auto()
     """A sequence with this field cannot go on elsewhere: the engine remembers more of the sequence than its tokens, or
     treats generated tokens and prompt tokens differently."""
@@ -124,8 +124,8 @@ class PartOf(NamedTuple):
 class Trait:
     """The decisions about a field of a request.
 
-    The server honours it for every engine, or an engine does whose `Ready.features` have `feature` (by default the
-    field's name). A refusal calls it `shown`, and adds `advice`.
+    Either the server honours the field for every engine, or an engine honours it whose `Ready.features` have `feature`
+    (by default the field's name). A refusal calls the field `shown`, and adds `advice`.
     """
 
     honoured_by: Literal["server", "engine"]
@@ -239,9 +239,9 @@ TaskName: TypeAlias = Literal["generate", "embed", "score"]
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """A request's wish for the vector of a text, or the score of a pair of texts, instead of generated text.
 
-    `activate`: normalise the vector to length 1, put the score through a sigmoid; None for what the model does by
-    itself. `dimensions`: the first ones of the vector only. `second`: where the tokens of the pair's second text begin,
-    0 where the model does not distinguish them.
+    `activate`: normalise the vector to length 1, put the score through a sigmoid; None: what the model's own files say.
+    `dimensions`: return only so many numbers of the vector, from the first on. `second`: where the tokens of the pair's
+    second text begin, 0 where the model does not distinguish them.
     """
 
     task: TaskName = "embed"
@@ -292,7 +292,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 def begins_with_reasoning(prompt: str, opener: str, closer: str, *, starts: bool) -> bool:
-    """Whether what a model writes after this prompt is reasoning. `starts`: it is unless the prompt has ended it."""
+    """Whether the text that a model writes after this prompt is reasoning. `starts`: it is, unless the prompt has
+    closed it."""
     end = prompt.rstrip()
     return end.endswith(opener) or (starts and not end.endswith(closer))
 
@@ -413,7 +414,7 @@ FIELDS: Mapping[str, RequestField] = MappingProxyType(
 
 
 class RequestOrigin(msgspec.Struct, frozen=True):
-    """Where a request comes from: the id by which its client knows it, and the dialect that it was written in.
+    """The origin of a request: the id by which its client knows it, and its dialect.
 
     Requests with one `client` share what a client gets of the batch; "" is a client too. Those with a higher `priority`
     go first: 1, 0 or -1. `client_label` is what logs and pages call the client. Requests with one `salt` share the
@@ -500,7 +501,7 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 def joined(chunks: Iterable[OutputChunk]) -> list[OutputChunk]:
-    """The chunks, those of one sequence joined to one chunk."""
+    """The chunks, with all chunks of one sequence joined to one."""
     found: dict[tuple[int, int], list[OutputChunk]] = {}
     for chunk in chunks:
         found.setdefault((chunk.generation, chunk.index), []).append(chunk)

@@ -1,4 +1,4 @@
-"""What a dialect is: the paths, the request format, the response format and the errors of one HTTP API.
+"""The interface of a dialect: the paths, the request format, the response format and the errors of one HTTP API.
 
 A `Dialect` parses a request into a `Call`: what to generate, and the `ResponseEncoder` that turns the output into the
 bytes of the response. Whole responses and streams use the same calls: the encoder of a whole response returns `b""`
@@ -55,7 +55,7 @@ class RawRequest(msgspec.Struct, frozen=True, dict=True):
         return self.properties.get("content-type")
 
     def as_body(self, path: str, payload: object) -> RawRequest:
-        """The same request at another path, whose body is read already."""
+        """The same request at another path, with a body that is already decoded."""
         request = replace(self, path=path)
         request.__dict__["json"] = payload  # the place of the cached property
         return request
@@ -69,8 +69,8 @@ class RawRequest(msgspec.Struct, frozen=True, dict=True):
 class Prompt(msgspec.Struct, frozen=True):
     """The prompt as the model sees it.
 
-    `text` is after the chat template, `length` in tokens. `tokens` may be empty unless the encoder
-    `wants_prompt_tokens`.
+    `text` is the prompt after the chat template, `length` its number of tokens. `tokens` may be empty unless the
+    encoder `wants_prompt_tokens`.
     """
 
     text: str
@@ -113,10 +113,12 @@ class ResponseEncoder(ABC):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A parsed request: what to generate, all of it or nothing, and the encoder of the one response.
+    """A parsed request: its generations, which are admitted together or not at all, and the encoder of the one
+    response.
 
     `headers` are additional headers of the response, `late_headers` those that are known when the encoder has returned
-    the first bytes. `origin` is for logs and pages, and says whose share of the batch it has; the server fills it in.
+    the first bytes. `origin` is for logs and pages, and names the client whose share of the batch the call uses; the
+    server fills it in.
     """
 
     requests: tuple[GenerationRequest, ...]
@@ -131,7 +133,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Reply(NamedTuple):
-    """A whole response that needs no model: an error or a status."""
+    """A whole response that needs no model: an error, a page or a status."""
 
     status: int
     content_type: str
@@ -199,7 +201,8 @@ class ModelStatus(NamedTuple):
 
 
 def only_model(models: Sequence[ModelStatus]) -> tuple[ModelContext, Render | None]:
-    """The one model of an action, and what renders its chats. Raises UnknownModelError and NotReadyError."""
+    """The one model of an action, and the function that renders its chats. Raises UnknownModelError and
+    NotReadyError."""
     if len(models) != 1:
         names = ", ".join(model.name for model in models)
         raise errors.UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
@@ -304,22 +307,22 @@ class Dialect(ABC):
         return None
 
     def size(self, request: RawRequest, model: ModelContext) -> int:
-        """The most bytes that `parse` reads of a request: of few it is called on the event loop."""
+        """The most bytes that `parse` reads of a request: for few bytes the server calls it on the event loop."""
         return len(request.body)
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
-        """One of `pages`. `models` are all models, or the one that the path names."""
+        """The reply of one of `pages`. `models` are all models, or the one that the path names."""
         raise NotImplementedError(f"{type(self).__name__} has no page {request.path}")
 
     def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
-        """One of `actions`. `models` are all models, or the one that the request names.
+        """The reply of one of `actions`. `models` are all models, or the one that the request names.
 
         Called in a thread, because tokenising takes time. Raises RequestError.
         """
         raise NotImplementedError(f"{type(self).__name__} has no action {request.path}")
 
     def remove(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
-        """One of `removals`. `models` are all models, or the one that the path names."""
+        """The reply of one of `removals`. `models` are all models, or the one that the path names."""
         raise NotImplementedError(f"{type(self).__name__} removes nothing at {request.path}")
 
     def rpc_service(self) -> RpcService:
@@ -518,13 +521,13 @@ def dump_line(value: object) -> bytes:
 MOST_LEVELS = 128
 """The most levels of nested lists and objects. Many functions that walk over them are recursive."""
 MOST_WORK = 8_000_000
-"""About nanoseconds that reading may take. All threads of the process wait as long."""
+"""The most work of reading one body, in about nanoseconds: all threads of the process wait as long."""
 OF_A_CONTAINER, OF_A_MEMBER, OF_A_TEXT, OF_A_BYTE = 60, 150, 40, 4
 """The work of a list or object, of a member of an object, of a text's quotation marks, and of a byte outside texts."""
 OF_A_TEXT_BYTE, OF_A_BACKSLASH = 1, 1
 """The work of a byte of a text, and the further work of a backslash in it."""
 _USUAL_BYTES = 6 << 20
-"""The default of `max_request_size`. Where the operator allows more, what is beyond it may be texts."""
+"""The default of `max_request_size`, in bytes. A longer body has more work, as much as texts of the bytes beyond."""
 
 SMALL = 32_768
 """JSON of up to this number of bytes never takes long to read."""
@@ -532,20 +535,22 @@ _PIECE = 65_536
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ALIKE = bytes.maketrans(b"{}", b"[]")
 _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
-"""A bracket as the number of levels that it adds, as a signed byte."""
+"""The number of levels that a bracket adds, as a signed byte."""
 _BRACKETS_AT_ONCE = 8192
 _EASY_LEVELS = 3
 
 
 def read_json(data: bytes) -> Any:
-    """The value. Raises InvalidRequestError for JSON that is too much, orjson.JSONDecodeError for what is none."""
+    """Return the value of a JSON text. Raises InvalidRequestError for too much JSON, orjson.JSONDecodeError for no
+    JSON."""
     if len(data) > SMALL or data.count(b"[") + data.count(b"{") > MOST_LEVELS:
         _require_shallow(_count(data))
     return orjson.loads(data)
 
 
 def parse_json(data: bytes, what: str = "the body") -> Any:
-    """The value. Raises InvalidRequestError, in which the data is called `what`, if it is too much or no JSON."""
+    """Return the value of a JSON text. Raises InvalidRequestError, which calls the text `what`, for too much or no
+    JSON."""
     try:
         return read_json(data)
     except orjson.JSONDecodeError as error:
@@ -559,12 +564,12 @@ _GZIP = b"\x1f\x8b"
 
 
 def why_no_json(data: bytes, error: orjson.JSONDecodeError) -> str:
-    """Return what is wrong with data that is no JSON; a parser does not know of compressed bodies."""
+    """Return what is wrong with data that is not JSON: orjson's error does not say that it is compressed."""
     return "it is compressed (gzip), send it uncompressed" if data.startswith(_GZIP) else str(error)
 
 
 def _count(data: bytes) -> bytes:
-    """The brackets of the JSON, if it does not take too long to read."""
+    """Return the brackets of JSON. Raises InvalidRequestError if the JSON would take too long to read."""
     containers = members = quotes = outside = within = escapes = 0
     most = MOST_WORK + (OF_A_TEXT_BYTE + OF_A_BACKSLASH) * max(0, len(data) - _USUAL_BYTES)
     inside = False
@@ -594,7 +599,7 @@ def _count(data: bytes) -> bytes:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """The data in pieces. No piece ends within an escape."""
+    """Yield the data in pieces, none of which ends within an escape sequence."""
     begin = 0
     while begin < len(data):
         end = begin + _PIECE

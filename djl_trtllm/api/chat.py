@@ -88,7 +88,7 @@ def function_tool(
 
 
 def read_choice(value: Any) -> str | dict[str, str]:
-    """One of the modes, or `{"name": ...}`."""
+    """The mode of a tool choice, or `{"name": ...}`."""
     if type(value) is str and value in _MODES:
         return value
     if type(value) is dict and value.get("type") == "function":
@@ -147,15 +147,15 @@ THINKING = (
         for name in ("thinking", "reasoning")
     ),
 )
-"""Rows of what becomes keywords of a chat template that has them, and of what is refused."""
+"""Rows of parameters that become keywords of a chat template where it has them, and of those that are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of a request whose model may call them.
 
-    `parser` makes one for each sequence, None if calls stay in the text. `shown_tokens` are the markers it looks for.
-    `guide` constrains the output to calls. `parallel`: more than one call is returned.
+    `parser` makes the parser of each sequence; None if calls stay in the text. `shown_tokens` are the markers it looks
+    for. `guide` constrains the output to calls. `parallel`: more than one call is returned.
     """
 
     parser: Callable[[], parsers.OutputParser] | None
@@ -210,8 +210,8 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
 
 
 def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as turns: the system's before the first answer are one, in front, and equal roles that follow each
-    other are joined. Many templates refuse anything else, or leave it out."""
+    """The messages as turns: the system messages before the first answer become one, in front, and neighbours of one
+    role are joined. Many templates refuse anything else, or leave it out."""
     first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     turns: list[list[dict[str, Any]]] = []
     for message in sorted(messages[:first], key=lambda message: message["role"] != "system") + messages[first:]:
@@ -236,7 +236,7 @@ def _joined(turn: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_opaque(text: str) -> str:
-    """Reasoning as a field that clients send back without reading it. It is encoded, not encrypted."""
+    """Reasoning in the form of a field that clients send back unread. It is encoded, not encrypted."""
     return base64.b64encode(text.encode()).decode()
 
 
@@ -269,7 +269,7 @@ def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: 
 def _fit(
     message: dict[str, Any], where: str, own: parsers.ToolFormat, ids: dict[str, str], problems: Problems
 ) -> dict[str, Any]:
-    """One message; `ids` are those of the calls before it, as the template takes them."""
+    """Return one message as the template takes it. `ids` has the template's ids of earlier calls, by their own ids."""
     message = dict(message)
     if type(own_id := message.get("tool_call_id")) is str:
         message["tool_call_id"] = ids.get(own_id) or own.fit_id(own_id)
@@ -301,7 +301,7 @@ _DEVELOPER = "developer"
 def _guide(
     choice: Any, tools: list[dict[str, Any]], parallel: bool, values: dict[str, Any], problems: Problems
 ) -> Guide | None:
-    """The guide of a forced call: a list of calls, or the arguments of the one function."""
+    """The guide of a forced call: the grammar of a list of calls, or of the arguments of the one function."""
     if values.get("guide") is not None:
         problems.invalid.append(
             f"'tool_choice' is {show(choice)}, and another parameter constrains the output too: give one of them"
@@ -374,7 +374,7 @@ class Parsing:
 def chat_request(
     values: dict[str, Any], sampling: Sampling, logprobs: bool, tools: ToolUse | None, model: ModelContext
 ) -> tuple[GenerationRequest, Parsing]:
-    """The request of the values that a table has read and `fit_messages`, and what to look for in its output.
+    """The request of the values that a table and `fit_messages` have read, and what to look for in its output.
 
     Raises UnsupportedParameterError for a budget where it is not known how the model ends its reasoning.
     """
@@ -426,7 +426,8 @@ _CHARACTERS_OF_A_TOKEN = 16
 
 
 def token_ids(text: str, model: ModelContext, *, special: bool) -> list[int]:
-    """Tokenise a text from which nothing is generated. Raises PromptTooLongError, before that, for one that is long."""
+    """Tokenise a text from which nothing is generated. A text that is too long raises PromptTooLongError before
+    that."""
     most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
     if len(text) > most:
         raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")

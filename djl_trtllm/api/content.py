@@ -44,7 +44,7 @@ _MESSAGE = {
     "required": ["role"],
 }
 MOST_MESSAGES = 4096
-"""The most messages of one request, and the most parts of their contents, and the most tool calls."""
+"""The most messages of a request, the most parts of their contents, and the most tool calls."""
 MESSAGES = Kind(
     "a list of at least one message",
     lambda value: value,
@@ -83,7 +83,8 @@ def read_texts(raw: Any, problems: Problems) -> list[dict[str, Any]]:
 
 
 def each_message(raw: Any, problems: Problems) -> Iterator[tuple[str, Any]]:
-    """Yield each of `messages` with its name, none if there are too many, and no more than have room in an error."""
+    """Yield each of `messages` with its name in errors: none if there are too many, none after as many problems as an
+    error shows."""
     if type(raw) is not list or not raw:
         problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
     elif (problem := _too_many(raw)) is not None:
@@ -109,7 +110,7 @@ def _too_many(raw: list[Any]) -> str | None:
 def read_content(
     content: Any, place: str, problems: Problems, as_part: Callable[[Any], Any] = lambda part: part
 ) -> Content:
-    """A content, a string or a list of parts. `as_part` makes a content part of chat of each."""
+    """A content, a string or a list of parts. `as_part` turns each part into a content part of chat."""
     if type(content) is str:
         return content
     if type(content) is not list or len(content) > MOST_MESSAGES:
@@ -178,8 +179,8 @@ def take_images(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], t
 
 
 def check_images(images: tuple[ImageSource, ...], template: str, options: Options, problems: Problems) -> None:
-    """Add the problems of images by their number and their addresses; nothing of them is read. `template` is the chat
-    template's source."""
+    """Add the problems of the images' number and addresses; no image is read. `template` is the source of the chat
+    template."""
     if not images:
         return
     most = most_images(options.limit_mm_per_prompt)

@@ -27,13 +27,13 @@ REQUEST_ID = "x-request-id"
 _EVENTS = "text/event-stream"
 _LINES = frozenset({"application/jsonlines", "application/json-lines", "application/x-ndjson"})
 _READS_EVENTS = ("hf_hub/", "openai/")
-"""In the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
+"""Parts of the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
 
 _LONGEST_KEPT = 512
-"""The most characters of headers whose meaning is kept for the next request with them."""
+"""The most characters of headers whose parsed meaning is cached for the next request with the same headers."""
 
 _OF_THE_BODY = frozenset({"content-length", "content-encoding", "transfer-encoding", "inference-header-content-length"})
-"""Headers that say how the body is sent. Only the client that sends it knows: no attribute has their place."""
+"""Headers that say how the body is sent. Only the client that sends it knows this: no attribute replaces them."""
 
 _RETURNED = re.compile(r"[\x20-\x7e]{1,1024}")
 """Custom attributes that a response may carry: SageMaker takes 1024 characters of visible ASCII."""
@@ -75,7 +75,7 @@ def custom_attributes(value: str) -> dict[str, str]:
 
 
 def returned_attributes(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The response header with the custom attributes of the request, by which callers match the two.
+    """The response header with the custom attributes of the request, by which callers find the request of a response.
 
     Attributes with an API key are left out.
     """
@@ -157,7 +157,7 @@ def front_end_error(
 ) -> Reply:
     """The reply with this status. `djl_type` is DJL's exception name, by default that of the status.
 
-    `fields` follow these three.
+    `fields` are further members of the body.
     """
     body: dict[str, object] = {
         "code": status,
@@ -183,8 +183,8 @@ _ERROR_TYPE = "x-amzn-errortype"
 def endpoint_error(error: BaseException, reply: Reply) -> Reply:
     """The reply that SageMaker's client gets where others get `reply`.
 
-    boto3 raises `ValidationError` for an endpoint that is no model, and `ModelError` for all else. No method but POST
-    comes from boto3: the reply to others stays.
+    boto3 raises `ValidationError` for an endpoint that is not a model, and `ModelError` for all other errors. boto3
+    sends POST only, so the reply to other methods stays.
     """
     if isinstance(error, errors.MethodNotAllowedError):
         return reply
@@ -217,7 +217,7 @@ _STRING = 7
 _ENDS = {"application/jsonlines": b"\n", "text/event-stream": b"\n\n"}
 """The bytes that end a line, or an event, in a stream of that type."""
 _MOST_BYTES = 2**20
-"""The most bytes of a part: botocore takes up to 16 MB, other clients less."""
+"""The most bytes of a part: botocore takes up to 16 MB, other clients take less."""
 
 
 def forwarded(request: RawRequest) -> RawRequest:
@@ -235,7 +235,7 @@ def event_stream(call: Call) -> Call:
 
 
 class EventStreamEncoder(ResponseEncoder):
-    """Puts the bytes of another one into events, one for each of its lines or events.
+    """Puts the bytes of another encoder into SageMaker's events, one for each line or event.
 
     Behind SageMaker an event has what the model sent at once, nearly always one line. Some clients (litellm 1.106)
     parse each event as one JSON object, and lose those of an event with several.
@@ -303,7 +303,7 @@ class EventStreamEncoder(ResponseEncoder):
 
 
 class _Defect(errors.GenerationError):
-    """The other encoder failed."""
+    """A defect of the server: the other encoder raised an exception that is not a RequestError."""
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
@@ -315,7 +315,8 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def message(payload: bytes, headers: bytes) -> bytes:
-    """A message: lengths and their checksum, headers, payload, and the checksum of it all."""
+    """A message of the event stream: lengths and their checksum, headers, payload, and the checksum of everything
+    before."""
     prelude = pack("!II", 16 + len(headers) + len(payload), len(headers))
     content = b"%b%b%b%b" % (prelude, pack("!I", crc32(prelude)), headers, payload)
     return content + pack("!I", crc32(content))

@@ -28,7 +28,7 @@ _OVERHEAD = 512
 class Kept:
     """The entries of one model, by API key and name. Its methods may be called from any thread.
 
-    All entries together have `stored_responses_memory`. One that is larger by itself is not kept.
+    All entries together have `stored_responses_memory`. A larger entry is not kept.
     """
 
     def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:

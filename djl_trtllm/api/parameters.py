@@ -31,14 +31,14 @@ IGNORED = ""
 _SHOWN = 80
 _MOST_PROBLEMS = 10
 _MOST_NOTED = 32
-"""The most unknown names of a request that is served: each is compared with all known ones."""
+"""The most unknown names of a request that are noted: each is compared with all known ones."""
 _MISTYPED, _ALIKE = 0.8, 0.6
 """Similarities of two names from which on one is probably meant to be the other, or may be."""
 _meant: set[str] = set()
-"""The names of all tables' parameters that do something, or are refused."""
+"""The names of parameters in all tables that have an effect or are refused."""
 _MOST_LOGGED = 1000
 _logged: set[str] = set()
-"""Names without effect that the log has already."""
+"""Names of parameters without effect that are in the log already."""
 # Every token is checked against every stop string, so their number is limited.
 _MOST_STRINGS = 64
 _MOST_IDS = 1024
@@ -53,7 +53,7 @@ _MOST_MEMBERS = 1024
 UNSUPPORTED = {name: advice for advice, names in read_table("unsupported.toml", __package__).items() for name in names}
 """Parameters that no table has and that would change the output, and what to do instead."""
 _NOTHING: tuple[object, ...] = (False, "", [], {})
-"""Values of these that ask for nothing."""
+"""Values of unknown parameters that ask for nothing."""
 
 
 class Kind(NamedTuple):
@@ -87,7 +87,7 @@ class Parameter:
     needs: tuple[str, ...] = ()
 
     def accepts(self, raw: object) -> bool:
-        """Whether the value is one that changes nothing."""
+        """Whether the row accepts the value as one that changes nothing."""
         return any(raw is neutral or (raw == neutral and type(raw) is not bool) for neutral in self.neutral)
 
 
@@ -112,7 +112,7 @@ class Problems(msgspec.Struct):
 
     @property
     def full(self) -> bool:
-        """Whether there are as many as an error shows: more are only counted."""
+        """Whether there are as many problems as an error shows: further ones are only counted."""
         return len(self.invalid) + len(self.unsupported) >= _MOST_PROBLEMS
 
     @classmethod
@@ -230,7 +230,7 @@ class Table:
             problems.invalid.append(f"unknown {where} {show(name)}{hint}")
 
     def _matters_not(self, name: str, problems: Problems) -> bool:
-        """Whether an unknown name is none of another API's, and probably not meant to be a known one."""
+        """Whether an unknown name may be ignored: no other API has it, and it is unlike the known names."""
         few = len(problems.ignored) < _MOST_NOTED and name not in _meant
         return few and self._similar(name, _MISTYPED, *self._elsewhere) is None
 
@@ -478,7 +478,8 @@ class TextsOrIds:
 
 
 def _described(name: str, row: Parameter, required: bool) -> dict[str, Any]:
-    """The schema of the values of one name. All may be null, which means not given, except those that are required."""
+    """The schema of the values of one name. Null, which means not given, is a value too, unless the parameter is
+    required."""
     if row.target is None:
         # `read` takes 0 for false and 1 for true, where the parameter changes nothing.
         numbers = {int(value) for value in row.neutral if type(value) is bool}

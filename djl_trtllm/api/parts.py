@@ -66,7 +66,8 @@ class PartsReader:
         self._dropped = False
 
     def read(self, text: str, *, end: bool) -> Iterator[tuple[Part, str]]:
-        """Yield what more text, or the end, adds: a part when it begins (it has no `pieces` yet), and then its pieces.
+        """Yield the parts to which more text, or the end, adds something, each with the new piece: "" where a part
+        begins.
 
         Where calls must not be parallel, only the first one is a part.
         """
@@ -91,7 +92,7 @@ class PartsReader:
             yield part, text
 
     def begin(self, kind: PartKind, name: str = "", call_id: str = "") -> Part:
-        """Add a part."""
+        """Begin a part, and return it."""
         self.parts.append(Part(len(self.parts), kind, name, call_id, self.calls))
         self.calls += kind is PartKind.CALL
         return self.parts[-1]
@@ -151,7 +152,7 @@ class PartsEncoder(ResponseEncoder):
         return self._reader.calls > 0
 
     def _take(self, text: str, tokens: list[Token], *, end: bool) -> bytes:
-        """The events of more text. Log-probabilities are in the first event of their tokens."""
+        """The events for more text. Log-probabilities are in the first event of their tokens."""
         data, shown = [], tokens if self._logprobs else []
         for part, piece in self._reader.read(text, end=end):
             if not part.pieces:

@@ -109,7 +109,7 @@ def vector_json(vector: bytes) -> bytes:
 
 
 def score_of(vector: bytes) -> float:
-    """A score as a number with as many digits as float32 has."""
+    """The score in the bytes of a vector, as a number with as many digits as float32 has."""
     import numpy as np  # as above
 
     return float(str(np.frombuffer(vector, np.float32)[0]))
@@ -124,7 +124,7 @@ def joined(head: bytes, vectors: Sequence[bytes], tail: bytes) -> bytes:
 
 
 class PooledEncoder(ResponseEncoder):
-    """The response to a call for vectors or scores: one body, when all of them are there.
+    """The response to a call for vectors or scores: one body, when all results have come.
 
     `tokens` counts the tokens of the texts. A result is kept as `read` makes it: the JSON of a vector, or a score.
     """
@@ -148,7 +148,7 @@ class PooledEncoder(ResponseEncoder):
         return b"" if self._missing else self.body(self._results)
 
     def read(self, vector: bytes, number: int) -> Any:
-        """The result of request `number`: by default a score."""
+        """The result of request `number` from its bytes: by default a score."""
         return score_of(vector)
 
     @abstractmethod

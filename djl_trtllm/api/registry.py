@@ -1,6 +1,7 @@
 """The dialects that are served, a line for each of this package, and those that other packages' entry points name.
 
-Also which body is which where a path takes those of several dialects."""
+It also has the kinds of bodies on the paths that take bodies of several dialects.
+"""
 
 import pkgutil
 from collections.abc import Iterator

@@ -401,7 +401,7 @@ PRIORITY = (
         "priority",
     ),
 )
-"""vLLM's: the higher, the later."""
+"""vLLM's `priority`: requests with higher numbers go later."""
 
 NOT_HONOURED = (
     Parameter(("top_n_tokens",), neutral=(0,), advice="tokens carry the chosen token's log-probability only"),

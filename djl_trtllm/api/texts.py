@@ -93,14 +93,14 @@ class TextEncoder(WholeEncoder):
         """The details of a sequence."""
 
     def other(self, sequence: CollectedSequence) -> dict[str, Any]:
-        """One of `best_of_sequences`."""
+        """The object of one further sequence in `best_of_sequences`."""
         return {"generated_text": self._presentation.shown_text(sequence.text), **self.details(sequence)}
 
 
 class TokenStreamEncoder(ResponseEncoder):
     """A stream of tokens, each a line or an event: the bytes that `line` makes of it.
 
-    The last token is the argument of `end`, and its text is kept before.
+    The last token is passed to `end`, when its text is among the kept texts already.
     """
 
     stream = True

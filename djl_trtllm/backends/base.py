@@ -51,7 +51,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class PrefixCache:
-    """An engine's prefix cache. `separate`: prompts with different salts share nothing in it."""
+    """An engine's prefix cache. `separate`: prompts with different salts share none of its blocks."""
 
     engine: str
     separate: bool
@@ -74,8 +74,8 @@ class Built:
 class Offer(NamedTuple):
     """A backend's answer to `option.backend=auto`.
 
-    With a `backend`, `reason` says why it runs the model ("": for the reasons why others do not). Without one it says
-    why not.
+    If there is a `backend`, `reason` says why it runs the model ("": because no other backend does). Otherwise `reason`
+    says why it does not.
     """
 
     backend: Backend | None
@@ -105,7 +105,7 @@ class EngineBackend(ABC):
         return hardware
 
     def suppose(self, hardware: Hardware) -> Hardware:
-        """The hardware as if what the engine needs were installed, for plans of another machine."""
+        """The hardware as if the engine's packages and devices were there, for plans of another machine."""
         return hardware
 
     @abstractmethod
@@ -130,19 +130,19 @@ class EngineBackend(ABC):
     def arguments(self) -> Mapping[str, str]:
         """The engine's arguments that settings `option.NAME` may name beside options.
 
-        With each the reason why such a setting has no effect; "": the engine gets it.
+        The value of each is the reason why such a setting has no effect; "": the engine gets it.
         """
         return {}
 
     def built(self, config: Config, layout: Layout) -> Built | None:
-        """Return the limits of one of its own compiled engines; None for other files, or where nothing says them.
+        """Return the limits of one of its own compiled engines; None for other files, or where no file says them.
 
         Raises EngineMismatchError for an engine whose description is damaged.
         """
         return None
 
     def quantize_of(self, layout: Layout) -> str | None:
-        """The value of `option.quantize` that an engine was compiled with, where its own files say so."""
+        """The value of `option.quantize` that an engine was compiled with; None where its own files do not say it."""
         return None
 
     def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
@@ -150,7 +150,8 @@ class EngineBackend(ABC):
         return None
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
-        """The configuration with limits that fit the memory, where the user set none, and warnings of what does not.
+        """The configuration with limits that fit the memory, where the user set none, and warnings of limits that do
+        not.
 
         Raises ConfigError with option.strict_memory for what does not fit.
         """
@@ -160,7 +161,7 @@ class EngineBackend(ABC):
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> EnginePlan:
-        """Derive the plan, see `backends.planning.plan_engine`."""
+        """Derive the plan, as `backends.planning.plan_engine` says."""
 
 
 def backends() -> tuple[EngineBackend, ...]:

@@ -60,7 +60,7 @@ class Passed:
 
 @dataclass(frozen=True)
 class Derived:
-    """Code reads the value. `targets` are the arguments that follow from it, `note` says how.
+    """Code reads the value. `targets` are the arguments that follow from it, `note` says how they follow.
 
     `bound` is the attribute of the plan that holds what the value becomes, where that may be lower. `needs` is the
     setting of another option without which the value has no effect. `refused` are values that the engine does not have,

@@ -1,6 +1,6 @@
 """Arguments of an engine by its own names, in a YAML file or as JSON (`option.extra_llm_api_options`, for example).
 
-What may be written is what the installed version takes, read from its source without importing it, so a new argument of
+The names and types come from the source of the installed version, which is read without importing it: a new argument of
 the engine needs no release of this package. An argument that has an option becomes that option: plans, limits and
 messages see one value.
 """
@@ -60,17 +60,17 @@ class ExtraArgument:
 
 
 Signatures = Mapping[str, Mapping[str, str]]
-"""The arguments of classes with their annotations; those of LLM itself under the name of its row in the table."""
+"""The arguments of classes with their annotations, by class; LLM is under the name of its row in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
     """What an engine takes, and the option that passes it on.
 
-    `option` is the field that has the text, `engine` the name and version for messages. The arguments are those of
-    `owner`; `signatures` has them under `root`, and those of the classes that annotations name. `ours` are arguments
-    that the server sets, with what to do instead; `options` those that have an option. Of `placed` classes options set
-    fields too.
+    `option` is the field of `Options` that has the text, `engine` the engine's name and version for messages. The
+    arguments are those of `owner`: `signatures` has them under `root`, and beside it those of the classes that
+    annotations name. `ours` has arguments that the server sets, with what to do instead; `options` those that have an
+    option. `placed` are classes of which options set some fields.
     """
 
     option: str
@@ -84,7 +84,7 @@ class Library:
 
 
 def options_of(effects: Effects, derived: Mapping[Target, str]) -> dict[Target, str]:
-    """The options that arguments are: those passed as they are, and those from which code derives one."""
+    """The options that stand for arguments: an option is passed as it is, or code derives the argument from it."""
     passed = {name: effect.targets for name, effect in effects.items() if isinstance(effect, Passed)}
     return dict(derived) | {target: name for name, targets in passed.items() for target in targets}
 
@@ -137,7 +137,8 @@ class _TooMuchError(Exception):
 
 
 class _Reader:
-    """Reads the text of an option, or settings. With an option of its own an argument is its value."""
+    """Reads the text of an option, or settings. The text of an option that stands for one argument is that argument's
+    value."""
 
     def __init__(self, config: Config, library: Library, option: str) -> None:
         self.config = config
@@ -247,7 +248,7 @@ class _Reader:
             self._set(option, value, path, node)
 
     def _permitted(self, name: str, path: str, key: yaml.Node, node: yaml.Node) -> bool:
-        """Arguments that bring code into the engine process are as `option.trust_remote_code` allows."""
+        """Return whether `option.trust_remote_code` allows an argument that brings code into the engine process."""
         names_code = _MAY_NAME_CODE.search(name) and isinstance(node, yaml.ScalarNode) and "." in node.value
         if self.config.options.trust_remote_code or not (_CODE.search(name) or names_code):
             return True
@@ -283,7 +284,7 @@ class _Reader:
         return value
 
     def _set(self, option: str, value: Any, path: str, node: yaml.Node) -> None:
-        """The argument as an option, which nobody else may have set to something else."""
+        """Set the option that stands for an argument. It is a problem if something else has set it to another value."""
         declared = OPTIONS[option]
         try:
             checked = declared.type.check(value, declared.option)
@@ -369,7 +370,7 @@ def kinds_of(annotation: str, signatures: Signatures) -> list[str] | None:
 
 
 def not_of(kinds: list[str] | None, value: Any) -> str:
-    """The fault of a value where `kinds_of` an annotation are expected; "" if it has none."""
+    """What is wrong with a value where `kinds_of` an annotation are expected; "" if nothing is."""
     if kinds is None or _is_one_of(value, kinds):
         return ""
     near = difflib.get_close_matches(repr(value), kinds, 1)

@@ -1,4 +1,4 @@
-"""What an engine's installed package has, read without importing it: that takes seconds, and may use a GPU."""
+"""Facts about an engine's installed package, read without importing it: an import takes seconds, and may use a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 _WORD = re.compile(r"""'[^']*'|"[^"]*"|\w+""")
-"""A text or a name in an annotation. Names in a text are none: a `Literal` may have the text `no-Device`."""
+"""A text or a name in an annotation. A text has no names: a `Literal` may have the text `no-Device`."""
 _NO_TYPES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -24,7 +24,7 @@ def folder_of(package: str) -> Path | None:
 
 
 def version_of(*distributions: str) -> tuple[str, str] | None:
-    """The first of these distributions that is installed, with its version; None where none is."""
+    """The first of these distributions that is installed, with its version; None if none is installed."""
     for name in distributions:
         try:
             return name, importlib.metadata.version(name)
@@ -68,7 +68,7 @@ def literals_of(nodes: Iterable[ast.stmt]) -> dict[str, str]:
 
 
 def written_out(annotation: str, literals: Mapping[str, str]) -> str:
-    """The annotation with these types in the place of their names, and so on in what they stand for."""
+    """The annotation with the types of `literals` in the place of their names, also of the names inside those types."""
     return _WORD.sub(
         lambda word: written_out(literals[word[0]], literals) if word[0] in literals else word[0], annotation
     )
@@ -92,7 +92,7 @@ def inherited_fields(name: str, classes: Mapping[str, tuple[list[str], dict[str,
 
 
 def tables_of(path: Path) -> Mapping[str, frozenset[str]]:
-    """The dictionaries that a Python file assigns, by name: those of their keys that are strings."""
+    """The dictionaries that a Python file assigns, by name, each as the set of its string keys."""
     found = {}
     for node in statements(path):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)):

@@ -69,7 +69,7 @@ _KEYWORDS = {
 }
 """Keywords by the type that they are about: values of other types fit any of them."""
 _OTHERS = ("not", "if", "then", "else", "$dynamicRef", "$recursiveRef")
-"""Keywords about any value that no grammar follows. What is not named here or above is an annotation."""
+"""Keywords for values of any type that no grammar follows. A keyword named neither here nor above is an annotation."""
 
 
 GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
@@ -92,7 +92,8 @@ class JsonGrammar(NamedTuple):
 
 
 def as_grammar(guide: Guide) -> tuple[Guide, tuple[str, ...]]:
-    """The guide for xgrammar, JSON as a grammar, and what that does not follow. Raises SchemaError."""
+    """A guide as xgrammar takes it (JSON as a grammar), and the keywords that it does not follow. Raises
+    SchemaError."""
     if guide.kind is GuideKind.JSON_OBJECT:
         return Guide(GuideKind.GRAMMAR, any_object()), ()
     if guide.kind is not GuideKind.JSON_SCHEMA:
@@ -102,8 +103,8 @@ def as_grammar(guide: Guide) -> tuple[Guide, tuple[str, ...]]:
 
 
 def with_options(guide: Guide) -> Guide:
-    """JSON guides for llguidance: white space as of Python's `json.dumps`, and what it does not follow is an error if
-    strict. Its `whitespace_pattern` may repeat, so it limits nothing."""
+    """A guide as llguidance takes it: JSON with the white space of `json.dumps`. If the guide is strict, a keyword that
+    llguidance does not follow is an error. Its `whitespace_pattern` may repeat, so it limits nothing."""
     if guide.kind not in (GuideKind.JSON_OBJECT, GuideKind.JSON_SCHEMA):
         return guide
     schema = {"type": "object"} if guide.kind is GuideKind.JSON_OBJECT else json.loads(guide.value)
@@ -147,7 +148,7 @@ _Needs: TypeAlias = dict[str, list[list[str]]]
 
 
 def _needs(name: str, body: str) -> _Needs:
-    """The alternatives of a rule, and those of the groups in it."""
+    """The alternatives of a rule, and of the groups in it, each with the names that it needs."""
     found: _Needs = {name: [[]]}
     inside = [name]
     for piece in _PIECE.findall(body):
@@ -167,7 +168,7 @@ def _needs(name: str, body: str) -> _Needs:
 
 
 def _endless(needs: _Needs) -> set[str]:
-    """The rules and groups whose texts have no end, because each of their alternatives needs such a one.
+    """The rules and groups whose texts have no end, because each alternative needs another such rule.
 
     Each alternative counts down what it waits for (Dowling and Gallier, 1984), so this is as fast as reading them.
     """
@@ -248,7 +249,7 @@ class _Converter:
         self.not_followed[f"'{keyword}' at {where}"] = None
 
     def _convert(self, schema: Any, where: str) -> str:
-        """An expression for a schema: the name of a rule, or one in parentheses."""
+        """Return the expression of a schema: the name of a rule, or an expression in parentheses."""
         self._left -= 1
         if self._left < 0:
             raise SchemaError(f"the schema is too large: with its references it has over {_MOST_SCHEMAS} parts")
@@ -307,7 +308,7 @@ class _Converter:
         return self._references[pointer]
 
     def _resolved(self, schema: Any, where: str) -> dict[str, Any]:
-        """The schema with the keywords of what it refers to."""
+        """The schema, with the keywords of the schema that its reference names."""
         for _ in range(_MOST_SCHEMAS):
             if not isinstance(schema, dict):
                 return {} if schema is True else {"enum": []}
@@ -455,7 +456,7 @@ class _Converter:
         return self._rule(" | ".join(parts))
 
     def _limits(self, keywords: dict[str, Any], where: str, decimals: int, most: int) -> tuple[int, int]:
-        """The least and greatest value, in units of the last decimal; those beyond `most` are left out."""
+        """The least and greatest value, in units of the last decimal; a value beyond `most` is left out."""
         limits = {"minimum": -most, "maximum": most}
         for name in _BOUNDS[:4]:
             if name not in keywords:
@@ -607,7 +608,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _merged(one: Any, other: Any) -> dict[str, Any] | None:
-    """The schema of what fits both; None where that is more than the keywords of both."""
+    """The schema of the values that fit both schemas; None if the keywords of both together do not express it."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return None
     merged = {**one}

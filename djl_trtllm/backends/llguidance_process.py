@@ -21,7 +21,7 @@ from djl_trtllm.request import Guide, GuideKind
 _TOKENS = 256
 """The most tokens of a sample output."""
 _TOKENS_SECONDS = 2.0
-"""Processor time for them, some times as much as common guides take with a vocabulary of 126,000."""
+"""Processor time in seconds for these tokens: some times as much as common guides take with a vocabulary of 126,000."""
 
 Choice = Callable[[int, int], int]
 """Chooses the next token from a bit set of those allowed, given the one before (-1 at first)."""
@@ -74,12 +74,12 @@ def _lowest(bits: int) -> int:
 
 
 def _repeat(allowed: int, before: int) -> int:
-    """The same token again, as long as it is allowed."""
+    """Choose the token before again, as long as it is allowed."""
     return before if before >= 0 and allowed >> before & 1 else _lowest(allowed)
 
 
 def _choose_at_random(allowed: int, before: int) -> int:
-    """Another token for each one before; the same in each trial of a guide."""
+    """Choose another token after each token before; the choices are the same in each trial of a guide."""
     skipped = random.Random(before).randrange(allowed.bit_length())  # noqa: S311  no secret
     return skipped + _lowest(allowed >> skipped)
 

@@ -16,7 +16,7 @@ _ASCII = 0x7F
 _PLAIN: _Ranges = [(0x20, 0x21), (0x23, 0x5B), (0x5D, _ASCII)]
 """ASCII characters that JSON strings have without an escape."""
 _MOST_BEYOND = 64
-"""Characters beyond ASCII that are written out."""
+"""The most characters beyond ASCII that are listed one by one."""
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 _DIGIT: _Ranges = [(0x30, 0x39)]
 _WORD: _Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
@@ -47,11 +47,11 @@ FORMATS = {
     "uuid": r"^[0-9a-f]{8}-[0-9a-f]{4}-[1-5][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$",
     "uri": rf"^(https?|ftp)://({_LABEL}\.){{0,4}}{_LABEL}(:[1-9]\d{{0,3}})?(/[A-Za-z0-9._~-]{{0,64}}){{0,8}}$",
 }
-"""Patterns of which every text has the format; there are more texts that have it."""
+"""A pattern for each format. Every text that fits the pattern has the format, but not the reverse."""
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be read; `only_unsupported` if other libraries can."""
+    """The pattern cannot be read; `only_unsupported` if other libraries can read it."""
 
     def __init__(self, problem: str, *, only_unsupported: bool = False) -> None:
         super().__init__(problem)
@@ -65,7 +65,7 @@ def literal(text: str) -> str:
 
 
 def digits(low: str, high: str) -> str:
-    """Numbers from `low` to `high`, which have as many digits."""
+    """An expression for the numbers from `low` to `high`, two texts with equally many digits."""
     rest = len(low) - 1
     if low == high:
         return f'"{low}"'
@@ -86,7 +86,7 @@ def digits(low: str, high: str) -> str:
 
 
 def ranged(low: int, high: int) -> str:
-    """Integers from `low` to `high`, neither of which is negative: alternatives by their number of digits."""
+    """An expression for the integers from `low` to `high` (0 or more): alternatives by their number of digits."""
     parts = []
     while low <= high:
         end = min(high, 10 ** len(str(low)) - 1)
@@ -101,7 +101,7 @@ def ranged(low: int, high: int) -> str:
 
 
 class _Part(NamedTuple):
-    """An expression, and how many characters it has. `unit`: it is this, repeated."""
+    """An expression, and how many characters its texts have. `unit`: the expression whose repetition it is."""
 
     text: str
     least: int
@@ -117,7 +117,7 @@ class Pattern:
 
     def __init__(self, pattern: object) -> None:
         if not isinstance(pattern, str):
-            raise PatternError("it is no text")
+            raise PatternError("it is not a text")
         self._pattern, self._at = pattern, 0
         self._part = self._alternatives(outermost=True)
         if self._at < len(pattern):
@@ -166,7 +166,7 @@ class Pattern:
         return _Part(text, min(part.least for part in parts), max(part.most for part in parts))
 
     def _sequence(self, *, outermost: bool) -> _Part:
-        """Parts up to the next | or ). What is not anchored may stand anywhere in the text."""
+        """Read the parts up to the next | or ). A pattern without anchors may stand anywhere in the text."""
         parts = [] if not outermost or self._take("^") else [_ANY]
         while (character := self._next()) and character not in "|)":
             if character == "$" and outermost and self._pattern[self._at + 1 : self._at + 2] in ("", "|"):
@@ -248,7 +248,7 @@ class Pattern:
                 self._at += 1
                 high = self._member(start)
                 if not (_single(low) and _single(high)) or high < low:
-                    raise PatternError(f"the range that ends at {self._at} has no order")
+                    raise PatternError(f"the range that ends at {self._at} begins after its end")
                 found.append((low[0][0], high[0][1]))
             else:
                 found += low
@@ -344,13 +344,13 @@ def _inverted(ranges: _Ranges) -> _Ranges:
 
 
 def _one_of(ranges: _Ranges) -> _Part:
-    """One of these characters, as a JSON string has it."""
+    """An expression for one of these characters, as a JSON string has it."""
     return _characters(tuple(ranges))
 
 
 @lru_cache(1024)
 def _characters(ranges: tuple[tuple[int, int], ...]) -> _Part:
-    """The class of characters, and what is written out.
+    """The inside of a character class for the characters that it can have, and the other characters, each as a string.
 
     xgrammar 0.1.25 has no ranges beyond ASCII: either all those characters are allowed, or a few, or none.
     """
@@ -367,7 +367,7 @@ def _characters(ranges: tuple[tuple[int, int], ...]) -> _Part:
             parts += [f'"{chr(code)}"' for low, high in beyond for code in range(low, high + 1)]
     parts += [literal(text) for character, text in _ESCAPES.items() if _has(ranges, ord(character))]
     if not parts:
-        raise PatternError("it has a set without a character that the grammar can have", only_unsupported=True)
+        raise PatternError("no character of one of its classes can be in a grammar", only_unsupported=True)
     text = parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
     return _Part(text, 1, 1, text)
 

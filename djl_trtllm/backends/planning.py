@@ -99,7 +99,7 @@ def likely_backend(config: Config, hardware: Hardware) -> Backend:
 
 
 def batch_size(config: Config) -> int:
-    """Sequences at the same time, as far as the options say it; the files of a model may say another number."""
+    """The number of sequences at a time by the options alone; the files of a model may give another one."""
     options, planned = config.options, planned_sequences(config)
     if options.backend is Backend.AUTO or config.is_set("max_rolling_batch_size") or options.max_num_sequences:
         return planned
@@ -173,7 +173,8 @@ def _with_prefix_cache(config: Config, cache: PrefixCache | None) -> Config:
 def plan_fitted(
     config: Config, layout: Layout, hardware: Hardware | None = None, *, compile_only: bool = False
 ) -> tuple[Config, EnginePlan]:
-    """`fitted_to_memory`, and the plan of what it returns with the options that it sets. Raises what both raise."""
+    """Return `fitted_to_memory`'s configuration with the options that its plan sets, and the plan. Raises what both
+    raise."""
     hardware = this_machine() if hardware is None else hardware
     config = fitted_to_memory(config, layout, hardware)
     plan = plan_engine(config, layout, hardware, compile_only=compile_only)
@@ -195,7 +196,7 @@ def plan_engine(
 
 
 def suppose_machine(hardware: Hardware, gpus: tuple[Gpu, ...]) -> Hardware:
-    """A machine with these GPUs on which every engine is installed, as far as this one does not say otherwise."""
+    """The machine with these GPUs and with every engine installed: an engine that it has keeps its version."""
     for backend in backends():
         hardware = backend.suppose(hardware)
     return replace(hardware, gpus=gpus)
@@ -261,8 +262,8 @@ def with_effects(
 ) -> Config:
     """The configuration with notes on it: options that deviate on the backend, and rules about running engines.
 
-    For what a program or a command line gives they are warnings: it is for this run, while a file may be for several
-    engines.
+    About options from a program or a command line the notes are warnings: those options are for this run, while a file
+    may be for several engines.
     """
     effects = effects_on(backend)
     config = _without_unknown(config, backend)
@@ -279,7 +280,7 @@ def with_effects(
 
 
 def _without_unknown(config: Config, backend: Backend) -> Config:
-    """The configuration with a warning of each setting that is neither an option nor an argument of the engine.
+    """The configuration with a warning for each setting that is neither an option nor an argument of the engine.
 
     Raises ConfigError for them with option.strict.
     """
@@ -308,7 +309,8 @@ def effective_value(config: Config, effects: Effects, name: str) -> Any:
 def deviations(
     config: Config, effects: Effects, backend: str, plan: object = None, *, under_djl: bool = False
 ) -> dict[str, str]:
-    """One line for each option that the user set and that does nothing on the backend, something else, or less.
+    """One line for each option that the user set and that does nothing, does something else, or does less on the
+    backend.
 
     `plan` has what limits have become. Options that a warning of the configuration or a note of the plan names for the
     same reason are left out, and with `under_djl` those that DJL Serving reads.

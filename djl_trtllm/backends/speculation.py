@@ -1,4 +1,4 @@
-"""What a backend does of the speculation that the options ask for, checked before anything is loaded."""
+"""Checks of the speculation that the options ask for, before a backend loads anything."""
 
 from collections.abc import Collection
 
@@ -24,8 +24,8 @@ def planned_speculation(
 ) -> Speculation | None:
     """Return the speculation for an engine that has these methods; None where nobody asks for one.
 
-    `own_methods`, `own_fields`: names of others are the engine's own to check. Raises ConfigError for a method that the
-    engine lacks, and for a draft model that is larger than the model or has another vocabulary.
+    `own_methods`, `own_fields`: the engine checks methods and fields that are not known here. Raises ConfigError for a
+    method that the engine lacks, and for a draft model that is larger than the model or has another vocabulary.
     """
     asked = speculation_of(config)
     if asked is None:

@@ -1,4 +1,4 @@
-"""What a rolling batch accepts, and how a request becomes the messages of an executor.
+"""The admission of requests to a rolling batch, and their translation to the messages of an executor.
 
 An executor names what it honours (`Ready.features`). Everything else must have its neutral default in a request, so
 that a field which an engine does not name is refused, never dropped.
@@ -74,7 +74,7 @@ _GUIDES = {
         "option.guided_decoding_backend=xgrammar; 'tool_choice' is for calls, 'response_format' for JSON",
     ),
 }
-"""What an engine needs for a guide, what refusals call it, and what they advise."""
+"""For each kind of guide: the feature that an engine needs, its name in refusals, and the advice."""
 _DOES = {
     "generate": "generates text",
     "embed": "embeds texts",
@@ -83,7 +83,7 @@ _DOES = {
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
 _CLOSING = 16
-"""More tokens than the end of reasoning has."""
+"""Tokens of room for the end of reasoning: more than any model's has."""
 _PROMPT_END = 64
 """Tokens at the end of a prompt in which the marker of reasoning is looked for."""
 _MAX_CACHED_TEXTS = 16_384
@@ -107,12 +107,13 @@ class BatchLimits:
     max_output_len: int
     max_seq_len: int
     vocab_size: int | None = None
-    """Ids from here on are refused: the tokenizer has them and the model does not. None if it has none of them."""
+    """The first id that is refused, because the tokenizer has it and the model does not; None if there is no such
+    id."""
     resume: bool = True
 
 
 class SequenceLimits:
-    """How long a sequence may be: the smaller of what the batch and the engine allow."""
+    """The limits of a sequence's length: the smaller of the batch's and the engine's."""
 
     def __init__(self, batch: BatchLimits, engine: Limits) -> None:
         self._batch = batch
@@ -282,7 +283,7 @@ def _with_beams(request: GenerationRequest, beams: int, most_beams: int) -> Gene
 
 
 def _problems(request: GenerationRequest, beams: int) -> list[str]:
-    """Return why a request cannot run with this number of beams."""
+    """Return why a request cannot run with this number of beams, one line each."""
     sampling = request.sampling
     found = []
     if sampling.beam_width > 1:
@@ -349,10 +350,8 @@ def _with_budget(request: GenerationRequest, budget: ThinkingBudget, limits: Lim
 
 @functools.lru_cache(maxsize=8)
 def _not_honoured(features: frozenset[str]) -> tuple[list[RequestField], Callable[[object], Any], Any]:
-    """The fields that a request to an executor with these features must not set.
-
-    And what reads all of them at once, and the neutral values that it finds then.
-    """
+    """The fields that a request to an executor with these features must not set, a function that reads all of them at
+    once, and their neutral values as it returns them."""
     fields = [
         field
         for field in FIELDS.values()
@@ -365,7 +364,7 @@ def _not_honoured(features: frozenset[str]) -> tuple[list[RequestField], Callabl
 
 
 def _none(request: object) -> None:
-    """Read none of its fields."""
+    """Read no field of a request."""
 
 
 def _refusal(field: RequestField) -> str:
@@ -383,8 +382,8 @@ class Translator:
     `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`).
     `stops_ignored`: whether it does not end those sequences that ignore the end token.
 
-    `seeded`: whether its tokens follow from the seed; without it no sequence has one. `draws_seeds`: whether those have
-    one whose request gives none.
+    `seeded`: whether the executor's tokens follow from a seed; without it no sequence has a seed. `draws_seeds`:
+    whether sequences have one whose request gives none.
     """
 
     def __init__(
@@ -454,9 +453,9 @@ class Translator:
         ]
 
     def ending(self, end: End, last_token: int | None) -> tuple[FinishReason, RequestError | None]:
-        """How the executor has ended a sequence, with its last token if there is one.
+        """Why the executor has ended a sequence whose last token is `last_token`, None if it has no token.
 
-        It does not distinguish the model's end tokens from other stop ids.
+        The executor does not distinguish the model's end tokens from other stop ids.
         """
         if isinstance(end.error, Refusal):
             message, full = end.error.message, end.error.full
@@ -508,7 +507,7 @@ class Translator:
         )
 
     def prompt(self, prompt_ids: Sequence[int], scores: Sequence[Logprob]) -> list[RankedToken]:
-        """The tokens of a prompt, with the engine's log-probabilities of each."""
+        """The tokens of a prompt, each with the engine's log-probabilities."""
         tokens, texts = [], self._tokenizer.texts
         for id_, score in zip(prompt_ids, scores, strict=True):
             top: list[Alternative] = []
@@ -536,13 +535,13 @@ class Translator:
         return [*end_ids, *request.stop_token_ids]
 
     def _text_inside(self, token_id: int) -> str:
-        """A token's text inside a text: alone, some tokenizers leave out the space that it begins with."""
+        """A token's text inside a longer text: alone, some tokenizers leave out the space that it begins with."""
         before = self._tokenizer.encode("a", False)[-1:]
         text = self._tokenizer.decode([*before, token_id], False)
         return text[len(self._tokenizer.decode(before, False)) :]
 
     def _tokenise_closer(self, closer: str) -> list[int]:
-        """The tokens that end reasoning for a model: as it ends its own, on a line by itself."""
+        """The tokens that end reasoning: the model's own closing text, on a line by itself."""
         return self._tokenizer.encode(f"\n{closer}\n\n", False)
 
     def _survives_tokenising(self, text: str) -> bool:

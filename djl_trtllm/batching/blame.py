@@ -30,13 +30,13 @@ from msgspec.structs import replace
 from djl_trtllm.executor.protocol import Submit
 
 LOSSES = 3
-"""A suspect is guilty at its third loss in a row without passing, if nothing else that ran had not passed."""
+"""The losses in a row after which a suspect is guilty: it did not pass, and all other requests that ran had passed."""
 PASSED = 4
-"""Tokens in one engine process with which a request passes. It passes by its end, too."""
+"""Tokens in one engine process with which a request passes. A request that ends passes, too."""
 STEADY = (16, 64)
 """Steps of an engine process, in which everything else runs, before a suspect that was lost once or twice is tried."""
 LONG = 64
-"""A request that got at least this number of tokens in a lost process did not end it by running there."""
+"""Tokens that clear a request: one that got as many in a lost process did not end the process by running there."""
 SHORT_LIVES = 8
 """After this number of losses in a row with fewer than `LONG` tokens in each, a request needs that many to pass."""
 GROUPS = 16
@@ -46,9 +46,9 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def digest(message: Submit) -> str:
-    """What two requests have in common that ask the engine for the same: the model's input and the parameters.
+    """The digest of a message's input and parameters: equal for requests that ask the engine for the same.
 
-    Not the seed: a request without one gets another each time.
+    The seed is not part of it: a request without a seed gets another one each time.
     """
     bare = replace(
         message,
@@ -63,9 +63,9 @@ def digest(message: Submit) -> str:
 
 
 class Verdict(NamedTuple):
-    """A request is guilty. `explains`: losses before it are its work.
+    """A verdict that a request is guilty. `explains`: whether the request has caused the earlier losses, too.
 
-    It does not if nothing has passed since the verdict before: an engine in which every request fails is no request's
+    It has not if nothing has passed since the verdict before: an engine in which every request fails is no request's
     work.
     """
 
@@ -76,7 +76,7 @@ class Verdict(NamedTuple):
 class Loss(NamedTuple):
     """The fate of the requests in an engine process that is gone.
 
-    `proved`: a request had passed in it. `guilty`: the one that ended it.
+    `proved`: a request had passed in the process. `guilty`: the request that ended it.
     """
 
     resumed: int
@@ -87,7 +87,8 @@ class Loss(NamedTuple):
 
 @dataclass
 class _Record:
-    """Losses in a row at which a request was there: those before it had passed, and those with few tokens."""
+    """The losses in a row at which a request was there: `unpassed` before it had passed, `short` with fewer than `LONG`
+    tokens."""
 
     at: float
     unpassed: int = 0
@@ -102,8 +103,8 @@ class Blame:
     """The suspects of a rolling batch. Requests have their `digest` as key.
 
     `lost` takes the tokens that each running request had in the lost process. While there is something to find out
-    (`searching`), only keys may run that `lost` and `advance` have let go. What is new may start while nothing is tried
-    (`is_open`).
+    (`searching`), only keys may run that `lost` and `advance` have let go. New requests may start while nothing is
+    tried (`is_open`).
     """
 
     def __init__(self) -> None:
@@ -111,13 +112,13 @@ class Blame:
         self._trial: dict[str, int] = {}
         """Keys that run, and the tokens that each has to get before the next group is tried."""
         self._trying = False
-        """Whether those are suspects."""
+        """Whether the keys in `_trial` are suspects."""
         self._line: deque[list[str]] = deque()
         """Groups that are held back."""
         self._open = True
         self._refused: dict[str, float] = {}
         self._passed = True
-        """Whether anything has passed since the last verdict."""
+        """Whether any request has passed since the last verdict."""
 
     @property
     def searching(self) -> bool:
@@ -147,7 +148,7 @@ class Blame:
         return max(0.0, self._refused.get(key, now) - now)
 
     def lost(self, tokens: Mapping[str, int], now: float, *, proved: bool) -> Verdict | None:
-        """The engine process is gone. `proved`: a request has passed in it."""
+        """Judge the loss of the engine process. `proved`: a request has passed in it."""
         self._passed |= proved
         self._forget(tokens, now)
         waiting = [[key for key in group if key not in tokens] for group in self._line]
@@ -182,7 +183,8 @@ class Blame:
         return True
 
     def join(self, key: str) -> bool:
-        """A new request may start; it has to pass too before a suspect is tried. False for one that is held back."""
+        """Whether a new request may start; it has to pass too before a suspect is tried. False for a request that is
+        held back."""
         if key in self._trial:
             return True
         if self._holds(key):
@@ -191,9 +193,10 @@ class Blame:
         return True
 
     def advance(self, tokens: Mapping[str, int], held: Container[str], steps: int) -> Sequence[str]:
-        """Let the next group go if what runs has passed. `tokens` counts those of each request that has not ended.
+        """Let the next group go if all that runs has passed. `tokens` has the tokens of each request that has not
+        ended.
 
-        `steps` counts those that the engine process has made.
+        `steps` is the number of steps that the engine process has made.
         """
         for key, needed in list(self._trial.items()):
             if key not in tokens:
@@ -215,13 +218,13 @@ class Blame:
         return released
 
     def ended(self, key: str) -> None:
-        """A request has ended as it should."""
+        """Note that a request has ended as it should."""
         self._trial.pop(key, None)
         if self._records.pop(key, None) is not None:
             self._line = deque([each for each in group if each != key] for group in self._line)
 
     def stop(self) -> None:
-        """Every request has ended."""
+        """Note that every request has ended."""
         self._trial.clear()
         self._line.clear()
 

@@ -1,4 +1,5 @@
-"""Who is next: the clients of a rolling batch, the places in an engine process, and the sequences that wait for one.
+"""The order of sequences: clients of a rolling batch, places in an engine process, and the sequences that wait for a
+place.
 
 service = prompt tokens + 2 x output tokens, of a client's sequences so far; those that run count with all that they may
 still get, so that a client cannot take every place before its first token counts. Next is the waiting sequence of the
@@ -27,7 +28,7 @@ from djl_trtllm.batching.sequence import OutputSequence, RequestState
 from djl_trtllm.executor.protocol import Limits, Submit, Try
 
 _OUTPUT_WEIGHT = 2
-"""An output token is an iteration; the tokens of a prompt share one."""
+"""The weight of an output token in the service: it takes an iteration, while the tokens of a prompt share one."""
 _RECENT_SECONDS = 300.0
 _MOST_IDLE = 4096
 """Clients without requests whose service is remembered. One that is forgotten is a new one."""
@@ -36,14 +37,15 @@ _RESERVE = 16
 _TURNS = 8
 _MOST_OVERTAKING = 16
 _MOST_BLOCKED = 16
-"""How many clients' first sequences are tried for one that fits."""
+"""The most clients whose first sequences are tried until one fits."""
 _STALE = 64
-"""How many outdated entries the heap may have, beside one for each client."""
+"""The most outdated entries of the heap, beside one entry for each client."""
 
 
 @dataclass(slots=True, eq=False)
 class ClientShare:
-    """What a client has of the batch: `admitted` sequences wait or run, `running` of them, in `blocks` of the KV cache.
+    """The part of the batch that a client has: `admitted` sequences wait or run, `running` of these run, in `blocks` of
+    the KV cache.
 
     The client was given `service`, and its running sequences may get `expected` more. Its last request ended at
     `left_at`.
@@ -111,7 +113,7 @@ class ExecutorPort(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """How much the executor holds at once."""
+        """The capacity of the executor."""
 
     def submit(self, request: Submit) -> None:
         """Start a sequence."""
@@ -188,7 +190,7 @@ class Slot(msgspec.Struct, eq=False):
     """A sequence in the rolling batch, from `RollingBatch.submit` to its end in the executor.
 
     The beams of a request share one message, and enter the executor together. `places` are those of the executor in
-    which it runs, None while it waits. `seeded`: its client has given the seed with which it is sampled.
+    which it runs, None while it waits. `seeded`: it is sampled with a seed from its client.
     """
 
     state: RequestState
@@ -202,7 +204,7 @@ class Slot(msgspec.Struct, eq=False):
     overtaken: int = 0
     """Sequences that started before it when it was next and did not fit."""
     moves: int = 0
-    """How often it has given its place away."""
+    """The number of times that the sequence has given its place away."""
     _had: int = 0
     """Tokens that it had when it took its place."""
     _begun: int = 0
@@ -215,12 +217,13 @@ class Slot(msgspec.Struct, eq=False):
 
     @property
     def got(self) -> int:
-        """Tokens that it has got in its place."""
+        """Tokens that the sequence has got since it took its place."""
         return 0 if self.places is None else len(self.sequence.token_ids) - self._had
 
     @property
     def begins(self) -> bool:
-        """Whether it had no tokens when it took its place. Its prompt counts then, and not when it goes on later."""
+        """Whether the sequence had no tokens when it took its place. Its prompt counts then, and not when it goes on
+        later."""
         return not self._had
 
     @property
@@ -255,7 +258,7 @@ class Slot(msgspec.Struct, eq=False):
 
     @property
     def complete(self) -> bool:
-        """Whether it has all its tokens."""
+        """Whether the sequence has all its tokens."""
         if self.message.pooling is not None:
             return False
         return len(self.sequence.token_ids) >= self.message.sampling.max_new_tokens
@@ -263,7 +266,7 @@ class Slot(msgspec.Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The waiting sequences of a client by priority. `turn` counts starts: when it was served last."""
+    """The waiting sequences of a client by priority. `turn` is the number of starts when the client was served last."""
 
     client: ClientShare
     number: int
@@ -339,11 +342,11 @@ class WaitingQueue:
         self._resumed = OrderedDict([*lost.items(), *self._resumed.items()])
 
     def hold(self, request_id: int, slot: Slot) -> None:
-        """Put a sequence that does not wait aside."""
+        """Set a sequence aside that must not start yet."""
         self._held[request_id] = slot
 
     def release(self, request_ids: Iterable[int]) -> None:
-        """Put sequences that are held behind those of a lost executor, before all others."""
+        """Queue held sequences after those of a lost executor, before all others."""
         for request_id in request_ids:
             self._resumed[request_id] = self._held.pop(request_id)
 

@@ -50,7 +50,7 @@ _IMPOSSIBLE = [field for field in FIELDS.values() if field.trait.resume is Resum
 _SEED_STEP = 0x9E3779B97F4A7C15
 """An odd number far from 0 modulo 2**64: sequences of one request have neighbouring seeds."""
 _MOST_MOVES = 2
-"""How often a sequence gives its place away."""
+"""The most times that a sequence gives its place away."""
 
 
 def can_resume(message: Submit, generated: int, limits: Limits) -> bool:
@@ -158,7 +158,7 @@ class RollingBatch:
         self._untried: dict[int, Slot] = {}
         """Sequences that wait for the trial of their guide, by id."""
         self._trials: dict[int, RequestState] = {}
-        """Their requests, by the ids of the trials."""
+        """The requests whose guides are being tried, by the ids of the trials."""
         self._running: dict[int, Slot] = {}
         self._moving: set[int] = set()
         """Ids of the sequences that are being cancelled because another client needs their places."""
@@ -228,7 +228,7 @@ class RollingBatch:
         self._places = None
 
     def lose(self, executor: ExecutorPort, error: RequestError) -> Loss:
-        """The executor is gone, with its KV cache: what ran in it goes on in another one, or ends with `error`."""
+        """Detach a lost executor and its KV cache: its sequences go on in another one, or end with `error`."""
         proved = False
         if self._places is not None and self._places.executor is executor:
             proved = self._places.proved
@@ -501,7 +501,10 @@ class RollingBatch:
             self._abort(state, *self._translator.ending(end, None))
 
     def _let_wait(self, state: RequestState, *, at_once: bool = True) -> None:
-        """The sequences of a request start `at_once` where none wait, or wait; those of a suspect are held back."""
+        """Queue the sequences of a request, or start them `at_once` if nothing waits before them.
+
+        Those of a suspect are held back.
+        """
         places, slot = self._places, self._untried[state.ids[0]]
         first = at_once and slot.beams == len(state.ids) and self._blame.is_idle and not self._waiting
         if first and places is not None and places.has_room(slot, crowded=self._clients.crowded):
@@ -549,14 +552,14 @@ class RollingBatch:
         places.executor.submit(replace(message, prompt_logprobs=None) if slot.state.scored else message)
 
     def _leave(self, request_id: int, slot: Slot) -> None:
-        """The sequence is in no executor any more."""
+        """Note that the sequence is in no executor any more."""
         del self._running[request_id]
         self._moving.discard(request_id)
         slot.leave()
         self._waiting.place(slot.client)
 
     def _release(self, slot: Slot) -> None:
-        """The sequence is over."""
+        """Give back the reservation of a sequence that is over."""
         self._admitted -= 1
         self._clients.release(slot.client)
 

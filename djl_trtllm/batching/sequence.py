@@ -70,7 +70,7 @@ class StopMatcher:
         return bool(self._buffer)
 
     def _possible_start(self) -> int:
-        """Where the longest end of the buffer begins that could grow into a stop string."""
+        """The beginning of the longest end of the buffer that could grow into a stop string."""
         length = len(self._buffer)
         for start in range(max(0, length - self._longest + 1), length):
             tail = self._buffer[start:]
@@ -91,7 +91,7 @@ class ThinkingMeter:
     def __init__(self, budget: ThinkingBudget, prompt: str, closing_ids: Sequence[int], most: int) -> None:
         self.closing_ids = closing_ids
         self.latest = most - len(closing_ids)
-        """A sequence with more tokens has no room for the end of the reasoning."""
+        """The tokens beyond which a sequence has no room for the end of the reasoning."""
         self._left = budget.tokens
         self._opener = budget.opener
         self._closers = budget.closers
@@ -118,7 +118,7 @@ class ThinkingMeter:
         return False
 
     def close(self) -> None:
-        """The reasoning has ended."""
+        """Note that the reasoning has ended."""
         self._inside = False
         self._matcher = StopMatcher((self._opener,)) if self._anywhere else None
 
@@ -197,8 +197,8 @@ class Detokenizer:
         self._stream = None
 
     def _restart(self) -> str:
-        """The decoder took back text that has been handed out, as byte-fallback decoders do when a byte turns out to
-        be invalid. Go on from here: the last token's text as it follows its predecessor."""
+        """Go on after the decoder took back text that has been handed out, as byte-fallback decoders do when a byte
+        turns out to be invalid: return the last token's text as it follows its predecessor."""
         last_two = (self._context + self._ids[-2:])[-2:]
         before, text = self._decode(last_two[:1]), self._decode(last_two)
         self._begin(last_two[1:])
@@ -232,7 +232,7 @@ class OutputSequence(msgspec.Struct, eq=False, kw_only=True):
     token_ids: list[int] = msgspec.field(default_factory=list)
     """All ids that were generated so far."""
     counted: int = 0
-    """How many tokens the statistics have counted; the last of them came at `last_token_at`."""
+    """The number of tokens that the statistics have counted; the last of them came at `last_token_at`."""
     last_token_at: float | None = None
     accepted: int | None = None
     """Tokens that a draft proposed and the model took; None where the engine has not said so."""
@@ -248,9 +248,10 @@ class OutputSequence(msgspec.Struct, eq=False, kw_only=True):
     thinking: ThinkingMeter | None = None
     """None where the reasoning has no budget."""
     stale: bool = False
-    """Whether it goes on after tokens that the engine has not generated: what comes until it does is dropped."""
+    """Whether the sequence goes on after tokens that the engine has not generated: tokens that still come are
+    dropped."""
     _detokenizer: Detokenizer | None = None
-    """None until the first token; so is `_matcher`."""
+    """The decoder; None, as `_matcher` is, until the first token."""
     _matcher: StopMatcher | None = None
     _ready: list[Token] = msgspec.field(default_factory=list)
     _held: list[tuple[int, Token]] = msgspec.field(default_factory=list)
@@ -362,7 +363,7 @@ class RankedSequence(OutputSequence, eq=False, kw_only=True):
 
 
 class UnwrittenSequence(OutputSequence, eq=False, kw_only=True):
-    """The sequence of a request that wants nothing but its prompt: engines generate one token at least."""
+    """The sequence of a request that wants its prompt only, although engines generate at least one token."""
 
     def take(self, token_id: int, logprob: Any = None) -> bool:
         return True
@@ -403,7 +404,7 @@ class RequestState:
         self.ids: list[int] = []
         """The executor's ids of the sequences."""
         self.digest = ""
-        """See `blame.digest`; computed when it is wanted."""
+        """The request's `blame.digest`; computed when it is wanted."""
         self.record = record
         self.prompt: list[RankedToken] | None = None
         """The prompt's tokens with their log-probabilities, until they are delivered."""

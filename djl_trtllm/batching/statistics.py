@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 512
-"""How many records of ended requests are kept."""
+"""The number of records of ended requests that are kept."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -79,7 +79,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     generated_tokens: int = 0
     """Tokens of all its sequences."""
     accepted_tokens: int | None = None
-    """Those of them that drafts proposed; None where nothing speculates."""
+    """Generated tokens that drafts proposed; None where nothing speculates."""
     drafted_tokens: int | None = None
     """All tokens that drafts proposed for its sequences; None where the engine has not counted them all."""
     reason: FinishReason | None = None
@@ -120,7 +120,8 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self, bounds: Sequence[float] | None = None) -> list[tuple[float, int]]:
-        """How many observations each bound has at or below it, infinity last. `bounds` are some of its own."""
+        """The number of observations at or below each bound, infinity last. `bounds` are some of the histogram's
+        own."""
         totals = dict(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
         return [(bound, totals[bound]) for bound in (*(self.bounds if bounds is None else bounds), inf)]
 
@@ -151,8 +152,8 @@ class Statistics:
     """Requests by finish reason: that of its sequence which ended worst."""
     time_to_first_token: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_SECONDS))
     inter_token_latency: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
-    """Seconds between two tokens of a sequence. Where n tokens arrive together t seconds after those before, n gaps
-    of t / n count; those that arrive with the first token of a sequence count as gaps of 0."""
+    """Seconds between two tokens of a sequence. If n tokens arrive together, t seconds after the tokens before, they
+    count as n gaps of t / n; those that arrive with the first token of a sequence count as gaps of 0."""
     time_per_output_token: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
     """The mean of a request, without its first token."""
     queue_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
@@ -181,7 +182,7 @@ class Statistics:
         self.live[record.number] = record
 
     def request_started(self, record: RequestRecord, now: float) -> None:
-        """A sequence of the request leaves the queue; the first one counts."""
+        """Note that a sequence of the request leaves the queue; the first one starts the request."""
         if record.started is None:
             record.started = now
             self.queue_time.observe(now - record.arrived)
@@ -191,12 +192,12 @@ class Statistics:
         record.resumes += 1
 
     def prompt_reused(self, record: RequestRecord, tokens: int) -> None:
-        """A sequence of the request has these tokens of its prompt from the prefix cache."""
+        """Note that a sequence of the request has these tokens of its prompt from the prefix cache."""
         self.reused_prompt_tokens += tokens
         record.reused_tokens += tokens
 
     def tokens_accepted(self, record: RequestRecord, tokens: int) -> None:
-        """A sequence of the request has these tokens from drafts."""
+        """Note that a sequence of the request has these tokens from drafts."""
         self.accepted_tokens += tokens
         record.accepted_tokens = (record.accepted_tokens or 0) + tokens
 
@@ -229,7 +230,7 @@ class Statistics:
         self.finished[result.reason] += 1
 
     def request_ended(self, record: RequestRecord, result: SequenceResult, now: float) -> None:
-        """The last sequence of the request has ended. Every queued request comes here, once."""
+        """Note that the last sequence of the request has ended. Every queued request comes here, once."""
         record.ended, record.reason = now, result.reason
         record.error = None if result.error is None else type(result.error).__name__
         self.ended_requests[result.reason] += 1

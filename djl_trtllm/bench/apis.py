@@ -16,7 +16,7 @@ from djl_trtllm.files import read_file
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 TOKENS_PER_WORD = 1.3
-"""Tokens per word of English with usual vocabularies, for a server that does not say."""
+"""Tokens per word of English with usual vocabularies, for a server that does not tell its own."""
 _TEXT = (
     "the of and to in is was that for on are with as his they at be this from have or by one had not but what all "
     "were when we there can an your which their said if do will each about how up out them then she many some her "
@@ -30,7 +30,7 @@ _MOST_PROMPT_TOKENS = 1 << 20
 class Prompt(NamedTuple):
     """A prompt, as text, as chat messages or as token ids, and how many tokens to generate at most.
 
-    `tokens` is the length of a prompt of which nothing else is known. `parameters` are those of its request alone.
+    `tokens` is the length of a prompt of which only the length is known. `parameters` are those of its request alone.
     """
 
     output_tokens: int
@@ -59,7 +59,7 @@ def synthetic(chance: random.Random, tokens: int, output: int, per_word: float) 
 
 
 def of_file(path: Path, output: int, chance: random.Random, per_word: float = TOKENS_PER_WORD) -> Iterator[Prompt]:
-    """The prompts of a JSONL file (see `read_prompts`) in random order, again and again.
+    """The prompts of a JSONL file (see `read_prompts`) in random order, without end.
 
     Prompts of which only the length is known get random words.
     """
@@ -75,7 +75,7 @@ def _text(chance: random.Random, tokens: int, per_word: float) -> str:
 
 
 MOST_PROMPTS_BYTES = 1 << 28
-"""The most of a file of prompts."""
+"""The most bytes of a file of prompts."""
 
 
 def read_prompts(path: Path, output: int, flag: str) -> list[Prompt]:

@@ -35,7 +35,8 @@ class Counted(Enum):
 
 
 class Stream:
-    """A request and its response. Times are those of one clock, in seconds; `intended` is when it should be sent."""
+    """A request and its response. Times are those of one clock, in seconds; `intended` is the time at which it should
+    be sent."""
 
     __slots__ = (
         "accepted",
@@ -77,7 +78,7 @@ class Stream:
         self.tokens += tokens
 
     def settle(self, total: int, counted: Counted) -> None:
-        """The response had `total` tokens: spread those that are missing or too many evenly over the events."""
+        """Set the number of tokens to `total`: missing or surplus tokens are spread evenly over the events."""
         self.counted = counted
         if not self.times or total == self.tokens:
             return

@@ -111,7 +111,7 @@ class Timeline:
 class Figures:
     """The figures of one load. The window is the time that is measured, after the warm-up, by the client's clock.
 
-    Requests belong to it if they were to be sent in it, tokens and the time between them if they arrived in it.
+    A request belongs to it if it should be sent in it, a token and the gap before it if the token arrived in it.
     """
 
     label: str
@@ -129,7 +129,7 @@ class Figures:
     output_tokens: int = 0
     """Output tokens of the requests that succeeded."""
     accepted_tokens: int | None = None
-    """Those of them that drafts proposed; None where the server does not say so."""
+    """Output tokens of these requests that drafts proposed; None where the server does not say so."""
     shortened: int = 0
     """Requests that succeeded with fewer tokens than were asked for."""
     prompt_tokens: int = 0
@@ -138,13 +138,13 @@ class Figures:
     errors: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
     server_warnings: Counter[str] = field(default_factory=Counter)
-    """The responses' `Warning` headers."""
+    """The `Warning` headers of responses, counted by text."""
     counted: Counter[Counted] = field(default_factory=Counter)
     ttft: Distribution = field(default_factory=Distribution)
     itl: Distribution = field(default_factory=Distribution)
     e2e: Distribution = field(default_factory=Distribution)
     lag: Distribution = field(default_factory=Distribution)
-    """How late requests were sent: the client's own share of the latencies."""
+    """The delays of requests in the client itself, which are part of all latencies."""
     timeline: Timeline = field(default_factory=Timeline)
 
     def add(self, stream: Stream, end: float) -> None:

@@ -164,7 +164,7 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _add_unsent(self, due: float, rate: float) -> None:
-        """Count requests that were due and still waited when the load ended as unfinished."""
+        """Count as unfinished the requests that were due and still waited when the load ended."""
         now = clock()
         while due < now and self._take(due):
             stream = Stream(due)

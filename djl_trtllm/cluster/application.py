@@ -214,16 +214,16 @@ _MOST_ONGOING = 100_000
 _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
 _HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 5.0, 10.0
-"""Three checks without an answer in this time end a replica. With 5 s, a busy machine lost healthy replicas;
-routers give a silent one nothing before that."""
+"""Ray ends a replica after three checks without an answer in this time. With 5 s, a busy machine lost healthy replicas.
+Routers give a silent replica no requests before that."""
 _STARTS = 3
 """How often a replica is started before the deployment has failed."""
 _ROUTING_STATS_SECONDS = 1.0
 _FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
 KEEPS_VISIBLE_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""The environment of a replica that sees the GPUs which it has not reserved: Ray 2.55 hides them from one that reserves
-none, and TensorRT-LLM gives the environment of a replica to ranks on other nodes."""
+"""The environment of a replica that sees all GPUs although it has reserved none: Ray 2.55 would hide them, and
+TensorRT-LLM passes a replica's environment to ranks on other nodes."""
 
 
 class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -328,7 +328,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 
 def require_known_clients(options: Options) -> None:
-    """Raise ConfigError for limits of clients that cannot be known: HAProxy says nothing of a client's address."""
+    """Raise ConfigError for limits of clients that cannot be known: HAProxy does not pass on a client's address."""
     known = options.api_keys_file or options.client_header or _proxies(options)
     if options.max_requests_per_client and not known:
         raise ConfigError(
@@ -339,7 +339,7 @@ def require_known_clients(options: Options) -> None:
 
 
 def _proxies(options: Options) -> str:
-    """The addresses whose X-Forwarded-For counts, for Ray's uvicorn. By default none, also not that of this machine.
+    """The addresses whose X-Forwarded-For counts, for Ray's uvicorn; by default none, not even this machine's.
 
     HAProxy is on this machine and passes on what a client has written there.
     """
@@ -407,10 +407,10 @@ def _gpus_of_nodes() -> dict[str, int]:
 
 
 def _require_room(ranks: int, of_nodes: Mapping[str, int], *, spanning: bool) -> None:
-    """Raise ConfigError if the nodes have no room for this number of ranks. Those that are to come may have GPUs.
+    """Raise ConfigError if the nodes have no room for this number of ranks, unless nodes with GPUs may still join.
 
-    `spanning`: TensorRT-LLM 1.2 makes a placement group of bundles with as many GPUs as the first node has that Ray
-    lists, the first of them on the node of the replica. So every node has to be like it.
+    `spanning`: TensorRT-LLM 1.2 makes a placement group whose bundles have as many GPUs as Ray's first node, with the
+    first bundle on the node of the replica. So all nodes must have the same number of GPUs.
     """
     counts = of_nodes.values()
     alike = 0 < min(counts) == max(counts)

@@ -30,11 +30,11 @@ _LEAST_CPUS = 2
 _QUIET = {"log_level": "WARNING"}
 """Ray Serve's own log has warnings only; the replicas' log is the model's."""
 _OWN_ERROR = re.compile(r"^djl_trtllm\.errors\.\w+: ", re.MULTILINE)
-"""After this, a traceback of Ray's has the replica's own reason."""
+"""The name of an error of this package in a traceback of Ray's; the replica's own reason follows it."""
 
 
 class Task(msgspec.Struct, frozen=True):
-    """What a driver serves: the arguments of `build`, the application's name and path, and where Serve listens."""
+    """The work of a driver: the arguments of `build`, the application's name and path, and where Serve listens."""
 
     arguments: dict[str, Any]
     app: str = "default"
@@ -81,7 +81,7 @@ def serve(task: Task, channel: socket.socket, ending: contextlib.ExitStack) -> N
 
 
 def _found(app: str) -> Any:
-    """What Serve says of an application (`ApplicationStatusOverview`); None if there is none of this name."""
+    """Serve's status of an application (`ApplicationStatusOverview`); None if there is none of this name."""
     return require_ray().serve.status().applications.get(app)
 
 

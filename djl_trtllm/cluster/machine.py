@@ -42,11 +42,13 @@ _PORTS = {
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
 }
-"""Ray's own choices. Clusters with the same port of a fallback proxy share it, and get each other's requests."""
+"""Ray's default ports. Clusters with the same port of a fallback proxy share it, and get each other's requests."""
 _PORTS_OF_REPLICAS, _REPLICAS = (30000, 31000), 250
-"""Ray's range, and how many ports of it a cluster uses: HAProxy may not know yet that another cluster has one now.
+"""Ray's range of ports, and how many of them one cluster uses: another cluster's HAProxy may not know yet that a port
+has changed hands.
 
-Ray keeps the port of a replica that has ended for as long as an HAProxy may: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S."""
+Ray keeps the port of an ended replica for as long as an HAProxy may live: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S.
+"""
 
 
 def environment_of_machine(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -156,7 +158,8 @@ def serve_here(
 def _follow(
     task: Task, program: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None], ray_seconds: float
 ) -> str | None:
-    """Start the driver and wait until it has ended or should have. Returns the error. Raises KeyboardInterrupt."""
+    """Start the driver and wait until it has ended, or until its time for that is over. Returns the error. Raises
+    KeyboardInterrupt."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

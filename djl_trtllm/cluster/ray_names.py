@@ -1,4 +1,4 @@
-"""The names of Ray that it calls its own, or that not all of its versions have; a test checks the installed one.
+"""Names of Ray that are private, or that only some versions have; a test checks them in the installed one.
 
 Ray has a router of requests before its HAProxy from 2.56 on, made for its own LLM servers. From 2.58 on the router's
 answer may set headers, which no client can set.
@@ -45,16 +45,17 @@ OF_ROUTERS = {SEPARATE_THREAD: "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"
 """The environment of a router: all it does is in one event loop."""
 
 ROUTER = "-router"
-"""How the name of a router's deployment ends, after that of the deployment that it routes to."""
+"""The end of the name of a router's deployment, after the name of the deployment that it routes to."""
 UNDISPATCHED = {"_reserve": False}
 """Keywords of `DeploymentHandle.choose_replica` for a request that HAProxy sends, and the handle does not."""
 AT_ONCE = {"_blocking": False}
 """Keywords of `serve.delete`, which does not wait for the end of the application with them."""
 HEADERS = "x-serve-router-"
-"""How the names of headers begin that a router may set; HAProxy removes them from what clients send."""
+"""The beginning of the names of headers that a router may set; HAProxy removes them from what clients send."""
 CHOSEN, DIGEST, REFUSED = (f"{HEADERS}{name}" for name in ("chosen", "digest", "refused"))
-"""Headers of ours: the replica that the router has chosen (another one that gets the request is HAProxy's second try),
-the digest of the request, and, of one that has ended replicas, for how many seconds it is refused."""
+"""Headers of ours. `CHOSEN`: the replica that the router has chosen (if another one gets the request, it is HAProxy's
+second try). `DIGEST`: the digest of the request. `REFUSED`: the seconds for which a request is refused that has ended
+replicas."""
 
 
 def has_routers() -> bool:
@@ -87,7 +88,7 @@ def address(replica: Any) -> tuple[str, int] | None:
 def write_part(receive: Any) -> Callable[[bytes], bool] | None:
     """`ServerConnection.write_part` of uvicorn's connection, below Ray's proxy of `receive`; None if it is elsewhere.
 
-    Else each token passes coroutines of ours, of Ray (two) and of uvicorn, a third of what it costs a replica.
+    Without it each token passes coroutines of ours, of Ray (two) and of uvicorn, a third of what it costs a replica.
     """
     cycle: Any = getattr(getattr(receive, "_receive", None), "__self__", None)
     of_uvicorn = ("chunked_encoding", "response_complete", "disconnected", "flow", "transport")

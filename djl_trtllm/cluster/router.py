@@ -74,7 +74,7 @@ class Router:
         await self._ask(Question(PromptKeys(), "", digest, replica))
 
     async def accused(self, digests: list[str], replica: str) -> None:
-        """Another router had sent these requests to a replica that died."""
+        """Another router had sent these requests to a replica that died: they are suspects here, too."""
         self._fleet.accuse(digests, replica)
 
     async def _ask(self, question: Question) -> None:
@@ -82,7 +82,7 @@ class Router:
             pass
 
     async def heard(self, router: str, news: list[Sent]) -> None:
-        """A router has sent these."""
+        """Take in the requests that a router has sent to replicas."""
         if router != self._name:
             for sent in news:
                 self._fleet.note(sent)
@@ -116,15 +116,15 @@ class Router:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray
-    """Ray's extension for the choice of a replica, which it leaves to the fleet of the router that asks.
+    """The choice of a replica as Ray asks for it; the fleet of the router that asks makes it.
 
-    Ray sends all of this module with it, and so has each of its classes twice.
+    Ray sends all of this module with the class, and so has each of its classes twice.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica for what a `Router` asks, and all of them for another call."""
+        """The chosen replica for a request of a `Router`, and all replicas for another call."""
         question, fleet = pending_request.args if pending_request and len(pending_request.args) == 2 else (None, None)
         if not isinstance(question, Question) or not isinstance(fleet, Fleet) or not candidate_replicas:
             return [candidate_replicas]

@@ -153,7 +153,7 @@ def _status(result: Result) -> int:
 
 
 def check_api(api: str) -> None:
-    """Refuse an API that no load can be put on. Raises BenchmarkError."""
+    """Raise BenchmarkError for an API that no load can be put on."""
     from djl_trtllm.bench.apis import APIS
 
     if api not in APIS:

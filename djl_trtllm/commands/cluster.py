@@ -19,7 +19,7 @@ _ANY_ADDRESS = "0.0.0.0"  # noqa: S104  # clients on other machines reach it, as
 
 @app.callback()
 def cluster() -> None:
-    """Keep `up` a command of its own where there is no other."""
+    """Make `up` a subcommand: Typer would make an only command the program itself."""
 
 
 @app.command()

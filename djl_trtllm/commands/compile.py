@@ -172,9 +172,9 @@ def package(
 
 
 def write_parameters(archive: Path, config: Config, progress: Callable[[str], None]) -> Path:
-    """Write what SageMaker's template has to know of an archive into `parameters_file`; return that.
+    """Write the parameters of SageMaker's template that follow from an archive into `parameters_file`; return its path.
 
-    `aws cloudformation deploy --parameter-overrides` reads it. What else is in it stays. Raises ModelError.
+    `aws cloudformation deploy --parameter-overrides` reads the file. Other parameters in it stay. Raises ModelError.
     """
     from djl_trtllm.backends.planning import batch_size
     from djl_trtllm.errors import ModelError

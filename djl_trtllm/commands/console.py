@@ -1,4 +1,4 @@
-"""What commands share: output on the console, and arguments. Errors and progress are on standard error.
+"""Output on the console and arguments, which the commands share. Errors and progress are on standard error.
 
 A terminal gets lines that are wrapped between words, a pipe or a file gets each message in one line.
 """
@@ -27,7 +27,7 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 def errors_for_the_reader() -> Iterator[None]:
     """Print expected errors as a message and exit with status 1, without a traceback; on a terminal, show bars.
 
-    What the system says of a file that the user named (a name that is too long, no permission) is expected too.
+    Errors of the system about a file that the user named (too long a name, no permission) are expected, too.
     """
     console = Console(stderr=True)
     try:

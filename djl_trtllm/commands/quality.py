@@ -31,8 +31,8 @@ def quality(
     agreement: Annotated[
         float, typer.Option(min=0, max=1, help="Least share of equal tokens, of those after the same text.")
     ] = 0.98,
-    kl: Annotated[float, typer.Option("--kl", min=0, help="Most mean KL divergence, in nats.")] = 0.01,
-    perplexity: Annotated[float, typer.Option(min=1, help="Most ratio of the perplexities.")] = 1.02,
+    kl: Annotated[float, typer.Option("--kl", min=0, help="Greatest mean KL divergence, in nats.")] = 0.01,
+    perplexity: Annotated[float, typer.Option(min=1, help="Greatest ratio of the perplexities.")] = 1.02,
     model: console.ServerModelOption = None,
     api_key: console.ApiKeyOption = None,
     timeout: console.TimeoutOption = 600.0,

@@ -1,4 +1,4 @@
-"""Options: what users wrote becomes one typed `Config` in which every value knows where it came from.
+"""Options: the settings of users become one typed `Config`, in which every value has its origin.
 
 `load` reads the sources of a model directory and an environment; `resolve` decides, by the precedence table in
 `resolve.precedence`, and raises one `ConfigError` with every problem.

@@ -16,7 +16,7 @@ from djl_trtllm.listing import Listing
 _LONGEST_VALUE = 60
 
 Describe = Callable[[DeclaredOption, Backend], str]
-"""A function that describes an option's effect on a backend for readers: `backends.options.describe`."""
+"""A function that describes an option's effect on a backend for readers: `backends.planning.describe`."""
 
 
 def declared_effect(declared: DeclaredOption, backend: Backend) -> str:

@@ -158,10 +158,10 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
 class _Draft:
     """A `Config` under construction.
 
-    `values` are those that users set, and derived ones; `chosen` has the setting that is used, `overridden` those of
-    users that it overrides; `unknown` are settings of no option, `foreign` messages about names that another server's
-    file has and that server does not. `beyond` has the errors of values that vLLM may have, by field name, and
-    `engine_settings` what is left to it.
+    `values` are those that users set, and derived ones. `chosen` has the setting that is used, `overridden` the users'
+    settings that it overrides. `unknown` are settings that name no option, `foreign` messages about names in another
+    server's file that this server does not have either. By field name, `beyond` has the errors of values that vLLM may
+    take; `engine_settings` are settings left to vLLM.
     """
 
     candidates: dict[str, list[tuple[Layer, Setting]]] = field(default_factory=dict)
@@ -240,7 +240,8 @@ def _choose_and_parse(draft: _Draft) -> None:
 def _choose(
     declared: DeclaredOption, found: Sequence[tuple[Layer, Setting]], draft: _Draft
 ) -> tuple[Setting, list[Setting]]:
-    """The setting that is used, and the user's settings that it overrides, in the order of precedence."""
+    """The setting that is used, and the user's other settings of the option, which it overrides, in the order of
+    precedence."""
     order = precedence(declared.option.scope)
     ranked = sorted(found, key=lambda candidate: order.index(candidate[0]))
     layer, winner = ranked[0]
@@ -286,7 +287,8 @@ def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
 
 
 def _take_the_engine_that_lmi_names(draft: _Draft) -> None:
-    """`rolling_batch` or `entryPoint` names vLLM, as in most files for LMI, unless `backend` names an engine.
+    """Set the backend to vLLM where `rolling_batch` or `entryPoint` names it, as in most files for LMI, unless
+    `backend` names an engine.
 
     A model that embeds or scores has other engines, too: what is installed here decides.
     """
@@ -298,7 +300,7 @@ def _take_the_engine_that_lmi_names(draft: _Draft) -> None:
 
 
 def _leave_to_vllm(draft: _Draft) -> None:
-    """Where vLLM is the engine, names that are no options and values that options do not have may be its arguments."""
+    """Leave names that are no options, and values that options do not have, to vLLM where it is the engine."""
     on_vllm = draft.value("backend") is Backend.VLLM
     for name, problem in draft.beyond.items():
         if on_vllm:
@@ -314,7 +316,7 @@ def _leave_to_vllm(draft: _Draft) -> None:
 
 
 def _serve_the_named_model(draft: _Draft) -> None:
-    """HF_MODEL_ID replaces the model of other sources; a revision of their model is dropped with it."""
+    """Let HF_MODEL_ID replace the model of other sources; a revision of their model is dropped with it."""
     winner = draft.chosen.get("model_id")
     if winner is None:
         return
@@ -395,7 +397,7 @@ def _run_as_many_sequences_as_the_engine_holds(draft: _Draft) -> None:
 
 
 def _split_addresses(draft: _Draft) -> None:
-    """`inference_address` and `management_address` set host and port, unless they are set."""
+    """Set host and port from `inference_address` and `management_address`, unless they are set."""
     _split_address(draft, "inference_address", "host", "port")
     _split_address(draft, "management_address", "management_host", "management_port")
     values = draft.values
@@ -431,7 +433,7 @@ def _split_address(draft: _Draft, name: str, host_option: str, port_option: str)
 
 
 def _place_engine_cache(draft: _Draft) -> None:
-    """The engine cache is the djl-trtllm folder of DJL's cache folder, else of the download folder."""
+    """Set the engine cache to the djl-trtllm folder of DJL's cache folder, else of the download folder."""
     if draft.values.get("engine_cache_dir") is not None:
         return
     for name in ("cache_dir", "download_dir"):
@@ -457,7 +459,7 @@ def _report_unknown(draft: _Draft) -> None:
 
 
 def without_effect(setting: Setting, what: str = "is not an option", others: Iterable[str] = ()) -> str:
-    """The message about a setting whose name nothing has; `others` are names beside those of options."""
+    """The message about a setting whose name no option has; `others` are names beside those of options."""
     near = difflib.get_close_matches(setting.name_in_engine, others, n=1, cutoff=0.8)
     suggestion = suggest(setting.key) or (f"option.{near[0]}" if near else None)
     if suggestion is None:

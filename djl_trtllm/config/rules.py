@@ -25,9 +25,9 @@ _IMAGES = 16
 
 @lru_cache(maxsize=8)
 def most_images(limits: str | None) -> int:
-    """The most images of a request, from the option's text. Raises ValueError for a text that it may not have.
+    """The most images of a request, from the option's text. Raises ValueError for other text.
 
-    As in vLLM, a limit is a number, or an object whose `count` is one.
+    As in vLLM, a limit is a number, or an object whose member `count` is the number.
     """
     if limits is None:
         return _IMAGES
@@ -52,7 +52,8 @@ class RuleContext:
 
     `value(name)` is the resolved value, `is_set(name)` whether the user set it, `format_setting(name)` is `KEY=VALUE
     (origin)`, `written_name(name)` the key or variable that the user wrote. `model_type` is that of config.json,
-    `is_engine` whether the model is compiled, `compiled_as` with which quantisation; None if unknown.
+    `is_engine` whether the model is compiled, `compiled_as` the quantisation that it was compiled with; None if
+    unknown.
     """
 
     value: Callable[[str], Any]
@@ -88,7 +89,7 @@ class Severity(enum.Enum):
 
 
 class When(enum.Enum):
-    """The moment a rule is checked: options are read, the model's files are there, or the engine is chosen."""
+    """The moment at which a rule is checked: options are read, the model's files are there, or the engine is chosen."""
 
     OPTIONS = "options"
     MODEL = "model"
@@ -97,7 +98,7 @@ class When(enum.Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of `rules.toml`. Without `broken` the type of the option checks it.
+    """One row of `rules.toml`. A row without `broken` is checked by the option's type.
 
     In `message` the field of an option in braces is its `KEY=VALUE (origin)`.
     """
@@ -119,7 +120,7 @@ class Rule:
 
 
 class _Words(dict[str, object]):
-    """The words of a message: those that the rule found, the model's type, and the settings of options."""
+    """Fills the words of a message in: those that the rule found, the model's type, and the settings of options."""
 
     def __init__(self, context: RuleContext, found: Mapping[str, object]) -> None:
         super().__init__({"model_type": context.model_type} | dict(found))
@@ -133,7 +134,7 @@ _BROKEN: dict[str, Broken] = {}
 
 
 def _rule(broken: Broken) -> Broken:
-    """The function checks the rule of its name in `rules.toml`."""
+    """Register a function as the check of the rule that has its name in `rules.toml`."""
     _BROKEN[broken.__name__] = broken
     return broken
 

@@ -110,17 +110,17 @@ class Origin:
 
     @classmethod
     def derived(cls, rule: str) -> Origin:
-        """Computed from other values; `rule` says from which and how."""
+        """An origin of a value that is computed from others; `rule` says from which and how."""
         return cls(OriginKind.DERIVED, rule)
 
     @classmethod
     def preset(cls, server: str) -> Origin:
-        """A default of another server, for its own files."""
+        """An origin of a default of another server, for its own files."""
         return cls.derived(f"{_PRESETS}{server}")
 
     @classmethod
     def override(cls, by: str) -> Origin:
-        """Given by a caller, for example `Origin.override("command line --port")`."""
+        """An origin of a value that a caller gives, for example `Origin.override("command line --port")`."""
         return cls(OriginKind.OVERRIDE, by)
 
     @property
@@ -174,9 +174,9 @@ class Layer(enum.Enum):
 class Setting:
     """One key and its value, as text.
 
-    `name` is what the user wrote (a key or a variable) and `given` the value where it differs from
-    `value`, for example megabytes that became bytes. With `alone` it sets nothing but its own option: LMI's
-    `max_num_tokens` raises other limits, that of other servers does not.
+    `name` is what the user wrote (a key or a variable) and `given` the value where it differs from `value`, for example
+    megabytes that became bytes. With `alone` it sets only its own option: LMI's `max_num_tokens` raises other limits,
+    another server's does not.
     """
 
     key: str

@@ -23,7 +23,7 @@ class Method(str, enum.Enum):
 
     DRAFT = "draft_model"
     NGRAM = "ngram"
-    """From earlier text of the request: prompt lookup."""
+    """Draft tokens from earlier text of the request: prompt lookup."""
     EAGLE3 = "eagle3"
     EAGLE = "eagle"
     MTP = "mtp"
@@ -43,7 +43,7 @@ _SPELLINGS = {
 _WITH_MODEL = (Method.DRAFT, Method.EAGLE3)
 _TOKENS = 4
 MOST_TOKENS = 256
-"""More draft tokens than any engine takes in an iteration."""
+"""The most draft tokens of an option, more than any engine takes in an iteration."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ _IMPLIED = {
     "lookahead_ngram_size": Method.LOOKAHEAD,
     "lookahead_verification_set_size": Method.LOOKAHEAD,
 }
-"""Options that choose a method where none is named; a draft model leaves it to the engine, which may look at it."""
+"""Options that choose a method where no option names one. A draft model leaves the choice to the engine, which may read
+the model's files."""
 
 
 def speculation_of(config: Config) -> Speculation | None:
@@ -144,7 +145,7 @@ def speculation_of(config: Config) -> Speculation | None:
 
 
 def _collected(config: Config, problems: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values by fields of `Speculation`, and those that have none."""
+    """The values of fields of `Speculation`, and the values that no such field takes."""
     found: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     said: dict[str, str] = {}

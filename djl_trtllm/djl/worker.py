@@ -104,7 +104,7 @@ _LAST = text("data") + text("") + _LAST_KEY_TRUE
 _ERROR_KEYS = (count(4) + text("code"), text("error"))
 
 QUIET = Item().encode()
-"""No new data."""
+"""An item without new data."""
 
 
 _SUCCESS = 200

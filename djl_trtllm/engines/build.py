@@ -163,7 +163,7 @@ class _Run:
             time.sleep(_POLL_SECONDS)
 
     def took(self) -> str:
-        """How long the present phase has lasted, for a line about what follows it; "" before the first one."""
+        """The duration of the present phase, in words for the line about the next one; "" before the first phase."""
         return "" if self.phase_began is None else f" ({self.phase} took {time.monotonic() - self.phase_began:.1f} s)"
 
     def _new_phases(self) -> Iterator[str]:

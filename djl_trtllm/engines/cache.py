@@ -1,7 +1,7 @@
 """Engine directories: their manifest, the checksums of their files, and the local cache of engines.
 
-A process that uses a file holds its mark, a lock that the system releases when the process ends. What interrupted
-downloads and compiles leave is found as leftovers.
+A process that uses a file holds its mark, a lock that the system releases when the process ends. Files that interrupted
+downloads and compiles leave are found as leftovers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class Leftover:
-    """A file or directory that nobody works on and nobody needs, with its size in bytes."""
+    """A file or directory that no process uses or needs, with its size in bytes."""
 
     path: Path
     size: int
@@ -113,7 +113,7 @@ def _of_downloads(root: Path) -> Iterator[Path]:
 
 
 def _of_outgoing(root: Path) -> Iterator[Path]:
-    """Engines that were compiled and not uploaded: the next run uploads them."""
+    """Engines that were compiled here and not yet uploaded."""
     for path in (root / _OUTGOING).glob("*"):
         lock = path.with_name(f".{path.name.removesuffix('.log')}.lock")
         if not path.name.startswith(".") and _is_free(lock):
@@ -307,7 +307,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         options: Mapping[str, OptionValue] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> list[str]:
-        """List how this engine differs from the arguments, one line each; None is not compared.
+        """List how this engine differs from the arguments, one line each; an argument that is None is not compared.
 
         `options` are the requested ones by name. `versions` are the installed runtime's; only a runtime older than the
         one that made the engine is a difference, because newer ones read it.

@@ -117,7 +117,8 @@ def _set(part: dict[str, Any], key: str, value: Any) -> None:
 def _overlay(checkpoint: Path, changed: dict[str, Any], folder: Path) -> Path:
     """A folder of the checkpoint's name with links to its files and the changed config.json.
 
-    Its place follows from both, so processes share it, and it stays: it has no file of its own but that one.
+    Its path follows from both, so that processes share it. It is never removed: its only file of its own is
+    config.json.
     """
     text = json.dumps(changed, indent=2)
     key = hashlib.sha256(f"{checkpoint.resolve()}\n{text}".encode()).hexdigest()[:32]

@@ -149,7 +149,8 @@ class Lease:
         return _ask(method, self._address, unless, patience=self._patience, **arguments)
 
     def _is_own(self, found: Any) -> bool:
-        """Whether this machine has written it: a refused request may be the repetition of one that was done."""
+        """Return whether this machine has written the object: the store may refuse the repetition of a request that was
+        done."""
         own = _content(found, self._address).startswith(self._owner.encode())
         if own:
             self._etag = found["ETag"]
@@ -218,7 +219,7 @@ class FleetCache:
     def _fetch_or_wait(
         self, key: str, out: Path, build: Callable[[Path], None], progress: Callable[[str], None]
     ) -> bool:
-        """True if `out` was created; False if the wait was too long."""
+        """Fetch the engine, or build it where no other machine does. Returns False if the wait was too long."""
         started = time.monotonic()
         reported = -_REPORT_EVERY_SECONDS
         lease = self._lease(key)
@@ -256,7 +257,8 @@ class FleetCache:
             raise
 
     def _fetch(self, key: str, out: Path, progress: Callable[[str], None]) -> bool:
-        """False if there is no engine. Raises EngineError if compiling it failed a short time ago."""
+        """Fetch the engine. Returns False if there is none. Raises EngineError if compiling it failed a short
+        time ago."""
         found = self._entry(key)
         if found is None:
             self._raise_failure(key)
@@ -311,7 +313,7 @@ class FleetCache:
             return None
 
     def _remove_version(self, name: str, etag: str) -> bool:
-        """Remove an object if it is still this version; whether it was."""
+        """Remove an object if it is still this version; returns whether it was."""
         return _ask("delete_object", self._at(name), _OVERTAKEN, IfMatch=etag) is not None
 
     def _upload(self, key: str, out: Path, progress: Callable[[str], None]) -> None:
@@ -336,7 +338,8 @@ class FleetCache:
             _remove(self.address.bucket, [each["Key"] for each in s3.listed(self._at(f"{key}/{folder}"))])
 
     def prune(self, max_bytes: int, progress: Callable[[str], None]) -> int:
-        """Keep the engines that were compiled last, as many as fit into `max_bytes`; the number of bytes removed.
+        """Keep the engines that were compiled last, as many as fit into `max_bytes`; return the number of bytes
+        removed.
 
         The first engine that does not fit goes, and all that were compiled before it. All leftovers go too: failures,
         and the leases, folders and incomplete uploads of machines that died. What belongs to a held lease stays, and so
@@ -368,7 +371,8 @@ class FleetCache:
         return removed
 
     def _remove_listed(self, key: str, objects: dict[str, Any]) -> list[Any]:
-        """Remove objects of one key; those that are gone. An entry or a lease stays if it was written meanwhile."""
+        """Remove objects of one key, and return those that are gone. An entry or a lease that was written meanwhile
+        stays."""
         # The entry first: without it, no machine looks for the files.
         written = [name for name in (_ENTRY, _LEASE) if name in objects]
         gone = [objects[name] for name in written if self._remove_version(key + name, objects[name]["ETag"])]
@@ -392,7 +396,7 @@ class FleetCache:
         return engines, others
 
     def _abort_uploads(self, progress: Callable[[str], None]) -> None:
-        """Abort the uploads in parts that nobody goes on with."""
+        """Abort the incomplete uploads in parts that no machine continues."""
         with s3.download_errors(self.address):
             pages = s3.client().get_paginator("list_multipart_uploads")
             found = pages.paginate(Bucket=self.address.bucket, Prefix=self.address.below(""))
@@ -420,7 +424,7 @@ def _downloaded(folder: S3Address, home: Path, progress: Callable[[str], None]) 
 
 
 def _compiled(objects: dict[str, Any]) -> float:
-    """The time at which an engine became complete: that of its entry."""
+    """The time at which an engine became complete, which is the time of its entry."""
     return float(objects[_ENTRY]["LastModified"].timestamp()) if _ENTRY in objects else 0.0
 
 
@@ -433,7 +437,7 @@ _MOST_REMOVED = 1000
 
 
 def _remove(bucket: str, keys: list[str]) -> None:
-    """Remove objects. Raises DownloadError."""
+    """Remove objects from the bucket. Raises DownloadError."""
     for at in range(0, len(keys), _MOST_REMOVED):
         objects = [{"Key": key} for key in keys[at : at + _MOST_REMOVED]]
         with s3.download_errors(f"s3://{bucket}"):

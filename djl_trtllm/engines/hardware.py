@@ -29,7 +29,8 @@ def engine_memory() -> int | None:
 
 
 def apply_bound() -> None:
-    """Bound this process: an allocation beyond fails, as it does where there is no more memory."""
+    """Bound the memory of this process: an allocation beyond the bound fails, as it does where there is no more
+    memory."""
     if (bound := engine_memory()) is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
@@ -177,7 +178,7 @@ def _by_uuid(devices: list[tuple[str, Gpu]], entry: str, chosen: list[int]) -> i
 
 
 def _in_cudas_order(gpus: list[Gpu], environ: Mapping[str, str], *, among: list[Gpu] | None = None) -> tuple[Gpu, ...]:
-    """Return the count without details if GPUs differ: CUDA then orders them by speed and NVML by bus."""
+    """Return the GPUs, but only their number if they differ: CUDA then orders them by speed and NVML by bus."""
     differ = len(set(gpus if among is None else among)) > 1
     if differ and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         return (Gpu(),) * len(gpus)

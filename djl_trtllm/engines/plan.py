@@ -110,7 +110,8 @@ def _has_own_code(checkpoint: Path) -> bool:
 
 _MOST_LOOKAHEAD = 16
 _LONGEST_TEXT = 8192
-"""Most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
+"""The most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in
+memory."""
 DRAFT_FOLDER = "draft"
 """The folder for a compiled draft model in the engine's directory."""
 
@@ -199,7 +200,7 @@ class EnginePlan(ABC):
         }
 
     def require_runtime(self) -> None:  # noqa: B027  # planning itself looks for most engines
-        """Raise EngineError where this machine lacks what runs the engine, as far as planning has not looked."""
+        """Raise EngineError where this machine lacks a part of the engine that planning has not looked for."""
 
     def settled(self, config: Config) -> Config:
         """The configuration from which this was derived, with options that other options set."""

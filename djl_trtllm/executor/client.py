@@ -43,7 +43,7 @@ from djl_trtllm.processes import oom_kills
 
 _VARIABLE = "DJL_TRTLLM_ENGINE_PROCESS"
 _WAIT_SECONDS = 1.0
-"""A process that waits for its GPU may take longer to end than a client should wait for an error."""
+"""Seconds that a client waits for the process to end, which takes longer where it waits for its GPU."""
 
 
 class ProcessEnvironment:
@@ -116,7 +116,7 @@ _MEMORY_ADVICE = (
 _TOGETHER_SECONDS = 0.001
 """How long messages wait for others while the event loop is busy: what it does are other requests, most likely."""
 _QUIET_SECONDS = 0.00005
-"""A turn of the event loop in which it has done next to nothing takes less."""
+"""The longest turn of the event loop, in seconds, that counts as one without work."""
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
 _MOST_REASONS = 5
@@ -180,8 +180,8 @@ class ExecutorClient(asyncio.Protocol):
     ) -> None:
         """Spawn the process and wait until its engine is loaded, at most `timeout` seconds.
 
-        `meanwhile` is called when the process knows what to load, and awaited first; what it raises ends the process.
-        Raises ExecutorStartError.
+        `meanwhile` is called when the process knows what to load, and awaited before the process is; an error that it
+        raises ends the process. Raises ExecutorStartError.
         """
         self._reasons_pattern = re.compile(start.reasons) if start.reasons else None
         try:
@@ -240,7 +240,7 @@ class ExecutorClient(asyncio.Protocol):
         return total
 
     async def measure_memory(self) -> int:
-        """The same without blocking the event loop."""
+        """Return `resident_bytes` without blocking the event loop."""
         return await self._loop.run_in_executor(None, self.resident_bytes)
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -342,11 +342,11 @@ class ExecutorClient(asyncio.Protocol):
         )
 
     def _send(self, message: ToEngine) -> None:
-        """Send it with the others that come soon, and with those for which the socket had no room.
+        """Send a message together with others that come soon, and with those for which the socket had no room.
 
-        A write wakes the engine process, which takes as long as a tenth of a request. And each write takes a buffer of
-        the kernel, and a socket has room for some hundred: written one by one, the thousands of requests that a crowd
-        leaves behind would take as many iterations to end as they are hundreds.
+        A write wakes the engine process, which takes as long as a tenth of a request. Each write also takes a buffer of
+        the kernel, and a socket has room for some hundred: written one by one, thousands of cancellations would take
+        dozens of iterations.
         """
         self._unsent.append(frame(message))
         if not self._flushing:
@@ -355,7 +355,7 @@ class ExecutorClient(asyncio.Protocol):
             self._loop.call_soon(self._flush_when_quiet, now, now + _TOGETHER_SECONDS)
 
     def _flush_when_quiet(self, before: float, until: float) -> None:
-        """Send what waits as soon as the event loop has had a turn without much to do, `until` then at the latest."""
+        """Send the waiting messages once the event loop has had a turn with little work, at `until` at the latest."""
         now = self.clock()
         if now - before < _QUIET_SECONDS or now >= until:
             self._flush()
@@ -407,7 +407,7 @@ class ExecutorClient(asyncio.Protocol):
         self._log_task.cancel()
 
     async def _bury(self) -> None:
-        """The process closed its end: find out why, and report it."""
+        """Find out why the process has closed its end of the connection, and report it."""
         # A process that is ending needs a moment; one that only closed its socket is of no use any more.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), 1.0)

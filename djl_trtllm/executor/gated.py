@@ -13,7 +13,7 @@ from djl_trtllm.executor.protocol import End, FirstRequest, Limits, Refusal, Sta
 from djl_trtllm.request import FinishReason
 
 WAIT_SECONDS = 0.005
-"""How long an iteration waits for what a gate holds, where nothing else runs."""
+"""Seconds that an iteration waits for a held request, if nothing else runs."""
 
 
 class Gated(ABC):
@@ -83,13 +83,13 @@ class Gated(ABC):
         return stats if self.guides is None else self.guides.count_in(stats)
 
     def close_gates(self) -> None:
-        """End what runs beside the engine; it also ends with this process."""
+        """End the threads and processes beside the engine; they also end with this process."""
         for gate in (self.guides, self.images):
             if gate is not None:
                 gate.close()
 
     def pass_guides(self, request: Submit) -> None:
-        """Let a request through whose guide, if it has one, can be used."""
+        """Let a request pass whose guide, if it has one, can be used."""
         if request.images and self.images is not None:
             self.images.hold(request)
         else:

@@ -42,26 +42,26 @@ _START_SECONDS = 60.0
 _TRIAL_SECONDS = 10
 """The most processor time of a trial, whatever else the machine does meanwhile."""
 _QUICK_SECONDS = 0.25
-"""A trial with more processor time goes on beside the others', in a process that takes none from them."""
+"""The longest quick trial in seconds of processor time: a longer one goes on in the slow process."""
 _LONGEST_QUICK = 2.0
-"""So does one that lasts longer, on a machine that is not so busy."""
+"""The longest quick trial in seconds of time, on a machine that is not busy."""
 _SIZE_PER_SECOND = 20_000
-"""How fast guides are expected to be tried, see `_size_of`."""
+"""The size of guides (`_size_of`) that a trial is expected to do in a second."""
 _LARGEST = 10**9
 _SLOW_NICENESS = 10
 _SILENT_SECONDS = 60.0
-"""A process that has not answered by then is stopped or hangs. That says nothing about the guide."""
+"""Seconds after which a process without an answer counts as stopped or hung. That says nothing about the guide."""
 _LEFT_SECONDS = 1.0
-"""A trial that nobody waits for any more ends after this time if others wait: a new process takes as long to start."""
+"""Seconds after which a trial ends whose clients have left, if others wait: a new process takes as long to start."""
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(\d{1,9})?,?(\d{0,9})\}|[^\\]", re.DOTALL)
 _MOST_VALUES = re.compile(r'"m(?:ax|in)(?:Items|Length)":(\d{1,9})')
 _LEAST_SECONDS = 0.01
-"""A trial counts as at least this, so that clients with small guides take turns."""
+"""The least seconds that a trial counts, so that clients with small guides take turns."""
 _MOST_WAITING = 64
-"""Guides that wait for their trial; a client has its share of them although others have filled the queue."""
+"""The most guides that wait for their trial; a client has its share of them although others have filled the queue."""
 _MOST_VERDICTS = 1024
 _MOST_OF_A_PROCESS = 256
-"""Guides that one process tries: each stays in its memory."""
+"""The most guides that one process tries: each stays in its memory."""
 
 _PROCESSOR_SECONDS = 5.0
 """The most processor time of a compilation, on one core; TensorRT-LLM compiles on several."""
@@ -80,7 +80,7 @@ until the engine is prepared, then the problem, or "" if there is none."""
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What a trial found: the problem of a guide that cannot be used, and what the log is to say of one that can."""
+    """The result of a trial: the problem of a guide that cannot be used, or a line for the log about one that can."""
 
     problem: str = ""
     note: str = ""
@@ -100,7 +100,7 @@ class _Held:
     guide: Guide
     key: Key
     expected: float
-    """Seconds that its trial is expected to take."""
+    """The seconds that its trial is expected to take."""
     context: Context
     """The context in which the request came: what is printed for it later is marked in the same way."""
 
@@ -136,13 +136,14 @@ class _Process:
         self.began, self._used = now, processor_seconds(self._process.pid)
 
     def is_slow(self, took: float) -> bool:
-        """Whether the present trial, which has lasted so long, is no quick one. Others may have had the processor."""
+        """Whether the present trial, which has lasted `took` seconds, is a slow one. Others may have had the
+        processor."""
         if took <= _QUICK_SECONDS:
             return False
         return took > _LONGEST_QUICK or processor_seconds(self._process.pid) - self._used > _QUICK_SECONDS
 
     def yield_processor(self) -> None:
-        """Let all others go first."""
+        """Lower this process's priority below all others'."""
         be_nice(self._process.pid, _SLOW_NICENESS)
 
     def close(self) -> int:
@@ -188,7 +189,7 @@ class GuideGate:
         self._problems: OrderedDict[Key, str] = OrderedDict()
         """Problems of guides that were tried; "" if a guide can be used."""
         self._seconds: dict[str, float] = {}
-        """How long the trials of each client took; a client that comes begins where the last one served was."""
+        """The seconds that the trials of each client took; a new client begins with those of the client served last."""
         self._served = 0.0
         self._quick: _Process | None = None
         self._slow: _Process | None = None
@@ -343,7 +344,7 @@ class GuideGate:
                 self._lose(process, held, problem)
 
     def _set_aside(self, process: _Process, held: _Held) -> None:
-        """Make room for other guides: the trial goes on in the slow process, or waits for it."""
+        """Make room for other guides: the trial continues in the slow process, or waits for it."""
         self._count(process, held)
         if self._slow is None:
             self._quick, self._slow = None, process
@@ -353,7 +354,7 @@ class GuideGate:
             self._close(process)
 
     def _count(self, process: _Process, held: _Held) -> None:
-        """Count what a trial took since it was counted last."""
+        """Add the time that a trial took since it was last counted to its client's."""
         now, client = self._clock(), held.request.client
         took, process.began = now - process.began, now
         self._seconds[client] = self._seconds_of(client) + max(took, _LEAST_SECONDS)
@@ -377,7 +378,8 @@ class GuideGate:
             held.context.run(print, verdict.note, flush=True)
 
     def _lose(self, process: _Process, held: _Held, problem: str) -> None:
-        """The process is lost: its guide is tried again, or its requests are refused and nothing is remembered."""
+        """Handle the loss of the process: its guide is tried again, or its requests are refused and nothing is
+        remembered."""
         self._end_trial(process, held)
         if held.key not in self._lost:
             self._lost = (self._lost & {each.key for each in self._held.values()}) | {held.key}
@@ -439,7 +441,7 @@ def _cut(text: str) -> str:
 
 
 def trial_with_tokenizer(make_trial: Callable[[str | None], Trial], tokenizer_dir: Path) -> Trial:
-    """Call `make_trial` with the text of the tokenizer.json, or with None where there is none that it can read."""
+    """Call `make_trial` with the text of the tokenizer.json, or with None if it is missing or unreadable."""
     file = tokenizer_dir / _TOKENIZER
     try:
         return make_trial(read_file(file, MOST_TOKENIZER_BYTES).decode() if file.is_file() else None)
@@ -452,8 +454,8 @@ def trial_with_tokenizer(make_trial: Callable[[str | None], Trial], tokenizer_di
 def _size_of(guide: Guide) -> int:
     """The characters of a guide, where `(ab){3}` is 6: compilers write counted repetitions out.
 
-    Of other repetitions, each may stand for nothing, so that what follows it may follow what is before it: `.*.*.*`
-    takes the square of their number.
+    A repetition without a count may match nothing, so a compiler joins its neighbours: `.*.*.*` costs the square of the
+    number of repetitions.
     """
     size = len(guide.value)
     if size > _QUICK_SECONDS * _SIZE_PER_SECOND:

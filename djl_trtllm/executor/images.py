@@ -1,4 +1,4 @@
-"""The images of requests: as an engine takes them, and read beside its loop.
+"""The images of requests, in the form that an engine takes them, and their reading beside its loop.
 
 Decoding a large image takes longer than many iterations.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ImagePrompts:
-    """Prompts with images of the model in `directory`. An engine's own class makes of them what it takes.
+    """Prompts with images of the model in `directory`. A derived class makes the form that its engine takes.
 
     Raises ValueError for a model whose files do not say how it takes images.
     """

@@ -22,7 +22,7 @@ _CACHES = {
 }
 """Variables of compilers that keep kernels for any number of processes, and the folder of each."""
 KEPT = "DJL_TRTLLM_KERNELS"
-"""The variable of this project with the folder of all."""
+"""The environment variable of this project that names the folder of all kernels."""
 
 _held: list[TextIO] = []
 """The lock of this process's own folder, as long as the process lives."""

@@ -18,7 +18,7 @@ from djl_trtllm.executor.protocol import Limits, Stats, Step, Submit
 from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
 
 Vectors = NDArray[np.float32]
-"""A row for each prompt."""
+"""Vectors as an array with a row for each prompt."""
 
 _FIRST = Submit(0, [1, 1], Sampling(1), pooling=Pooling())
 LEAST_FILLED = 0.75
@@ -26,10 +26,10 @@ LEAST_FILLED = 0.75
 
 
 def next_batch(waiting: Sequence[Submit], max_tokens: int, padded: Callable[[int], int]) -> list[Submit]:
-    """The requests of the next iteration, of those that wait in the order of their arrival; there is one at least.
+    """Choose the requests of the next iteration, at least one, from those that wait in the order of their arrival.
 
-    A prompt alone is computed as `padded` of its length, those of an iteration as that of the longest, which are at
-    most `max_tokens` together.
+    A prompt alone has `padded(its length)` tokens. In an iteration each prompt has those of the longest one, at most
+    `max_tokens` together.
     """
     by_length = sorted(waiting, key=lambda request: len(request.prompt_ids))
     lengths = [padded(len(request.prompt_ids)) for request in by_length]
@@ -83,7 +83,7 @@ class PoolingExecutor(ABC):
 
     @abstractmethod
     def compute(self, batch: Sequence[Submit]) -> Vectors:
-        """The vectors of some prompts, without activation; a score is a vector of one number.
+        """The vectors of some prompts before the activation; a score is a vector of one number.
 
         An exception means that the engine is lost.
         """

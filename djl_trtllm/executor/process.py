@@ -52,7 +52,8 @@ from djl_trtllm.processes import compiler_below, leave_end_to_parent
 
 _LAST_WORD_SECONDS = 1.0
 _REST_SECONDS = 0.05
-"""The server sends the rest of what a socket had no room for as soon as there is some, unless it is very busy."""
+"""Seconds to wait for the rest of a message: the server sends it as soon as the socket has room, unless it is very
+busy."""
 _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy process whose iterations produce no token (a long prefill in chunks) sends an empty step this often."""
 
@@ -88,8 +89,8 @@ class GuideTrier(Protocol):
 class Executor(AnyExecutor, Protocol):
     """An engine whose iterations this process runs.
 
-    It may have the `check` of `AsyncExecutor`: an iteration that waits for processes of the engine's may not see that
-    one of them has ended.
+    It may have the `check` of `AsyncExecutor`: an iteration that waits for the engine's other processes may not notice
+    that one has ended.
     """
 
     @property
@@ -104,7 +105,7 @@ class Executor(AnyExecutor, Protocol):
 
 
 class AsyncExecutor(AnyExecutor, Protocol):
-    """An engine that iterates itself. All methods but `check` run on the event loop."""
+    """An engine that runs its own iterations. All methods but `check` run on the event loop."""
 
     def first_requests(self) -> list[FirstRequest]:
         """Return the requests that the engine gets, one after the other, before it is ready."""
@@ -127,7 +128,8 @@ class Disconnected(Exception):
 
 
 class Channel:
-    """Blocking sends (a slow server slows the engine; a dead one raises Disconnected), messages out of reads."""
+    """The engine process's end of the socket. A send blocks while the server is slow, and raises Disconnected if it is
+    gone; reads are cut into messages."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -162,10 +164,11 @@ class Channel:
                 self._socket.sendall(frame(message))
 
     def receive(self, *, block: bool, rest: bool = False) -> Iterator[ToEngine]:
-        """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time.
+        """All messages that have arrived; with `block`, waits for at least one. Messages that are not taken come the
+        next time.
 
-        With `rest`, a message of which there is a part is waited for, a moment: what the server sends may be more than
-        a socket holds, and otherwise a socketful would arrive in each iteration.
+        With `rest`, waits a moment for the rest of a message that has begun: the server may send more than a socket
+        holds, and otherwise each iteration would get one socketful.
         """
         bodies = self._bodies
         while bodies or self._readable.poll(self._patience(block=block, rest=rest)):
@@ -191,8 +194,8 @@ class Channel:
 class HeldOutput:
     """Holds output back until `iterations` have run and `seconds` have gone by, and merges it for each sequence.
 
-    The beginning of a sequence does not wait, because a client waits for it, nor does its end, because its place is
-    free then.
+    The beginning of a sequence is sent at once, because a client waits for it, and so is its end, which frees its
+    place.
     """
 
     def __init__(self, iterations: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -200,7 +203,7 @@ class HeldOutput:
         self._seconds = seconds
         self._clock = clock
         self._held: dict[int, Step] = {}
-        """The tokens of each request."""
+        """The held output of each request."""
         self._begun: set[int] = set()
         self._waited = 0
         self._sent_all_at = clock()
@@ -257,7 +260,7 @@ class StepBuffer:
 
     @property
     def step(self) -> Step:
-        """The step that is sent at the end of this wake-up."""
+        """The step that collects output until the end of this wake-up, when it is sent."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._end_wake_up)
@@ -277,7 +280,7 @@ class StepBuffer:
 
 
 class MarkedOutput:
-    """Standard output or standard error, with a mark before each line that belongs to a request."""
+    """Standard output or standard error that marks each line which belongs to a request."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -356,7 +359,7 @@ class WarmUp:
         self._ends: asyncio.Queue[End] = asyncio.Queue()
 
     def send(self, step: Step) -> None:
-        """Send the engine's output to whom it belongs."""
+        """Give each request of the warm-up its part of the engine's output."""
         if self.is_over:
             return self._send(step)
         for end in step.ends:
@@ -372,7 +375,7 @@ class WarmUp:
             self.lost |= first.lost_by(error, time.monotonic() - began)
 
     async def _end(self, kind: str, began: float) -> End:
-        """Return the next end. What takes long is said in the log, with the compiler that it may wait for."""
+        """Return the next end. The log says what takes long, with the compiler that it may wait for."""
         end = asyncio.ensure_future(self._ends.get())
         while not (await asyncio.wait({end}, timeout=_WARM_UP_LINE_SECONDS))[0]:
             compiler = compiler_below()
@@ -437,7 +440,7 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
 
 
 def _settled(executor: AnyExecutor, lost: frozenset[str] = frozenset()) -> Ready:
-    """What is loaded stays: the collector need not scan it again and again."""
+    """Return `Ready`, and freeze what is loaded: the garbage collector need not scan it again and again."""
     gc.collect()
     gc.freeze()
     return Ready(executor.limits, executor.details, executor.features - lost)
@@ -450,7 +453,8 @@ def _watch(
     end: Callable[[Exception], None],
     over: threading.Event,
 ) -> None:
-    """Check the engine until `over`. An event loop that does not react to its loss is left where it hangs."""
+    """Check the engine until `over`. If the event loop does not react to the engine's loss, the process ends without
+    it."""
     while not over.wait(_CHECK_SECONDS):
         try:
             executor.check()
@@ -463,7 +467,7 @@ def _watch(
 
 
 def _guard(channel: Channel, executor: AsyncExecutor) -> NoReturn:
-    """Check the engine until it is lost; the iteration that runs then is left where it hangs."""
+    """Check the engine until it is lost; then the process ends, although an iteration may still run."""
     while True:
         time.sleep(_CHECK_SECONDS)
         try:

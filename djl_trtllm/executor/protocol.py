@@ -50,9 +50,9 @@ class Feature(str, enum.Enum):
 GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
 """All kinds of guides."""
 LOGPROBS: frozenset[str] = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
-"""All that is lost where log-probabilities fail."""
+"""Features that are lost where log-probabilities fail."""
 PENALTIES: frozenset[str] = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"})
-"""All that is lost where penalties fail."""
+"""Features that are lost where penalties fail."""
 IMAGES: frozenset[str] = frozenset({"images"})
 
 
@@ -64,7 +64,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     stream_interval: int = 1
     """Iterations whose output is sent together."""
     send_interval: float = 0.0
-    """Seconds for which output waits for more. An engine that iterates itself heeds neither interval."""
+    """Seconds for which output waits for more. An engine that runs its own iterations heeds neither interval."""
     kernels: str = ""
     """The folder in which compiled kernels are kept for later engine processes; "" leaves it to the compilers."""
     reasons: str = ""
@@ -97,13 +97,13 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     origin: str = ""
     """The id of the client's request, for lines of the log."""
     client: str = ""
-    """Requests of one client share what it gets of the time in which guides are tried."""
+    """The client of the request, whose requests share the time in which guides are tried."""
     prompt_logprobs: int | None = None
     """How many of the most likely tokens to return with each token of the prompt; None: no log-probabilities of it."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Tokens, and what is added to their logits."""
     cache_salt: str = ""
-    """What prompts with other salts have in the prefix cache makes no prompt faster."""
+    """The salt of the prefix cache: no prompt reuses blocks of a prompt with another salt."""
     images: tuple[Image, ...] = ()
     """The images of the prompt, in the order of their placeholders among `prompt_ids`."""
     repeated_ids: list[int] = []
@@ -186,7 +186,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token's log-probability, with the most likely tokens at its position, the most likely first."""
+    """A token's log-probability, and the most likely tokens at its position, the most likely first."""
 
     logprob: float | None
     ids: list[int]
@@ -198,7 +198,7 @@ Logprob: TypeAlias = float | Ranked | None
 
 
 class FullQueue(msgspec.Struct, frozen=True, array_like=True):
-    """A queue of an executor that takes no more; trying again after `retry_after` seconds may help."""
+    """The refusal of a queue of the executor that is full; trying again after `retry_after` seconds may help."""
 
     depth: int
     capacity: int
@@ -206,14 +206,16 @@ class FullQueue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """The request is wrong, in a way that only the engine finds; or it came too early, where `full` is set."""
+    """The reason why a request is refused that only the engine finds wrong, or, if `full` is set, that comes too
+    early."""
 
     message: str
     full: FullQueue | None = None
 
 
 class FirstRequest(NamedTuple):
-    """A request that the engine process sends the engine before clients do: what compiles at its first use does so."""
+    """A request that the engine process sends to the engine before clients do, so that code is compiled before its
+    first use."""
 
     kind: str
     """How the log names the request, for example "a sampled request"."""
@@ -222,7 +224,7 @@ class FirstRequest(NamedTuple):
     """The features that the engine loses if the request fails; if there are none, a failure ends the load."""
 
     def lost_by(self, error: str | Refusal | None, seconds: float) -> frozenset[str]:
-        """The features that are lost by the end of the request after this number of seconds, which is printed.
+        """The features that are lost because of how the request ended, after `seconds`; both are printed.
 
         Raises RuntimeError for an error of one that any client may send.
         """
@@ -271,8 +273,8 @@ def first_requests(
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of one request.
 
-    `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is
-    that of the engine, or what is wrong with the request. `drafted` tokens were proposed by drafts, accepted ones
+    `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is the
+    engine's error, or the reason why the request is wrong. `drafted` tokens were proposed by drafts, accepted ones
     included, where the engine counts them by request.
     """
 
@@ -319,7 +321,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     tokens: list[int] = []
     """The tokens of all rows, one row's after the other's."""
     counts: list[int] = []
-    """How many tokens each row has. Empty: one each."""
+    """The number of tokens of each row. Empty: one token each."""
     logprobs: list[Logprob] = []
     """For each token; None where they are not wanted. Empty: nobody wants them."""
     ends: list[End] = []
@@ -402,7 +404,7 @@ FromEngine: TypeAlias = Ready | Step | Pong | Failed
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME = 256 * 1024 * 1024
-"""Bytes. A longer frame means that the two sides are out of step."""
+"""The most bytes of a frame. A longer frame means that the two sides are out of step."""
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.1
 
 
 class RankError(Exception):
-    """A rank has ended."""
+    """A rank of the model has ended."""
 
 
 class Ranks:

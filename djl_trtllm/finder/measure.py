@@ -49,7 +49,8 @@ from djl_trtllm.sizing.recommendation import conditions_of
 
 
 def candidates(low: int, high: int, precision: float) -> Sequence[int]:
-    """Numbers from `low` to `high`, both included, neighbours at most the share `precision` apart; 0: every number."""
+    """Numbers from `low` to `high`, both included; the gap between neighbours is at most the share `precision`. 0: all
+    numbers."""
     if precision <= 0:
         return range(low, high + 1)
     numbers = []
@@ -361,7 +362,10 @@ def load_of(requests: int | None, tokens: int | None) -> TrialLoad:
 
 
 def memory_bound(name: str, memory: int | str | None) -> int | None:
-    """Bytes of the engine process's bound, such as `8GB`; `name` is the argument's. Raises SizingError."""
+    """Bytes of the engine process's memory bound, from a number or text such as `8GB`; `name` is the argument's.
+
+    Raises SizingError.
+    """
     bound = None if memory is None else bytes_of(str(memory))
     if memory is not None and not bound:
         raise SizingError(f"{name} {memory}: expected the memory of an engine on the CPU in bytes, or as 8GB or 500MB")

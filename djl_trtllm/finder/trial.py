@@ -123,7 +123,7 @@ def run(spec: TrialSpec, report: Callable[[TrialReport], None]) -> None:
 
 
 def _text_of(error: BaseException) -> str:
-    """The message, and that of an engine's death that caused it."""
+    """The message of an error, and that of an engine's death that caused it."""
     if not isinstance(error, DjlTrtllmError):
         return f"{type(error).__name__}: {error}"
     return str(error) if error.__cause__ is None else f"{error}\n{_text_of(error.__cause__)}"
@@ -151,7 +151,7 @@ class EngineLog(logging.Handler):
 
 
 def _patient(model: Model) -> Model:
-    """An engine process that memory ended is not replaced, and one step may take long."""
+    """The model with settings for a trial: a dead engine process is not replaced, and one step may take long."""
     patience = max(model.options.executor_hang_timeout, _STALL_SECONDS)
     trial = Origin.derived("a trial")
     return replace(model, config=model.config.replace(trial, retry_threshold=0, executor_hang_timeout=patience))
@@ -159,7 +159,7 @@ def _patient(model: Model) -> Model:
 
 @contextmanager
 def _ended_if_stalled(runner: Runner, report: Callable[[TrialReport], None]) -> Iterator[None]:
-    """A request that an engine never schedules has no end: report it, and end the process."""
+    """Report an engine that never schedules a request, and end this process: such a request has no end."""
     over = threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT stores them: whether an engine can load one, which is not known by `adapter_config.json` alone.
+"""Checks of LoRA adapters as PEFT stores them: `adapter_config.json` alone does not say whether an engine can load one.
 
 An engine loads an adapter at its first request, and one that it cannot load may end it. So all that loading depends on
 is read before, from the header of the weights. The rules are those of TensorRT-LLM's `lora_manager.py` (about 1.2).
@@ -46,7 +46,7 @@ class AdapterLimits:
 
 
 def description_bytes(folder: Path) -> int:
-    """The bytes that `check_adapter` reads, as far as the files say it: a header begins with its length."""
+    """The number of bytes that `check_adapter` reads. A header of weights begins with its own length."""
     total = 0
     with contextlib.suppress(OSError):
         total += (folder / CONFIG_FILE).stat().st_size
@@ -56,7 +56,7 @@ def description_bytes(folder: Path) -> int:
 
 
 def check_adapter(folder: Path, limits: AdapterLimits) -> None:
-    """Raises LayoutError, which names the file, the key and what was expected, for an adapter that cannot be loaded."""
+    """Raise LayoutError, which names the file, the key and what was expected, for an adapter that cannot be loaded."""
     config = read_object(folder / CONFIG_FILE, LayoutError)
     if config is None:
         raise LayoutError(f"{folder} holds no adapter: {CONFIG_FILE} is missing")

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 4 * 1024 * 1024
 _MAX_DEPTH = 32
 _MAX_DESCENT = 16
-"""The most archives and folders that are opened because each is the only content of the one around it."""
+"""The most archives and folders that are opened one inside the other, each the only content of the outer one."""
 _MAX_RECORD = 1024 * 1024
 _MOST_READS_AT_END = 16
 _MOST_RECORDS = 16
@@ -237,7 +237,7 @@ class _Header(tarfile.TarInfo):
     """
 
     records = 0
-    """The records since the last member. Each archive has a class of its own, so that this counts its records only."""
+    """The records since the last member. Each archive makes a subclass, so that only its own records are counted."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
@@ -275,7 +275,8 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _is_junk(part: str) -> bool:
-    """Files that archivers leave behind: resource forks of macOS, pax headers written as files."""
+    """Whether a name is that of a file that archivers leave behind: resource forks of macOS, pax headers written as
+    files."""
     return part.startswith("._") or part in ("__MACOSX", ".DS_Store") or part.startswith("PaxHeader")
 
 
@@ -343,7 +344,7 @@ def package(directory: Path, out: Path, progress: Callable[[str], None] = lambda
 
 
 class _Counted(io.RawIOBase):
-    """A file whose bytes are counted as they are read."""
+    """A file that counts its bytes as they are read."""
 
     def __init__(self, file: BinaryIO, meter: ProgressMeter) -> None:
         self._file = file

@@ -170,7 +170,7 @@ def _as_text(arguments: Any) -> str:
 
 
 def _as_object(arguments: Any) -> Any:
-    """Text that is no JSON object, which a model may have written, stays text."""
+    """Arguments as an object. Text that is not a JSON object, as a model may have written it, stays text."""
     if isinstance(arguments, str):
         try:
             read = json.loads(arguments or "{}")
@@ -223,7 +223,8 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja computes constant expressions, such as 9**9**9, when it reads a template; here rendering computes them."""
+    """An environment that computes constant expressions, such as 9**9**9, while it renders a template, not while it
+    reads it."""
 
     intercepted_binops = frozenset({"**", "*", "%"})
 

@@ -51,7 +51,7 @@ def read_json(file: Path, error: type[ModelError]) -> Any:
 
 
 def content_of(file: Path, most: int, error: type[ModelError]) -> bytes:
-    """The content of a regular file with at most `most` bytes. Raises `error`."""
+    """The content of a regular file of at most `most` bytes. Raises `error`."""
     try:
         return read_file(file, most)
     except OSError as cause:
@@ -71,7 +71,7 @@ def check_values(content: bytes, most: int) -> None:
 
 
 def check_counts(config: Mapping[str, Any], file: object, error: type[ModelError]) -> None:
-    """Raise `error` if a number in `config` is larger than in any model, before something is allocated for each."""
+    """Raise `error` if a number in `config` is larger than in any model: memory is allocated by these numbers."""
     for key, value in config.items():
         members = value if isinstance(value, list) else [value]
         most = _MOST.get(key, _MOST_OF_ANYTHING)
@@ -95,7 +95,7 @@ def is_lfs_pointer(file: Path) -> bool:
 MOST_HEADER_BYTES = 1 << 25
 """The most bytes of a header: that of 200,000 tensors. The safetensors library refuses headers above 100 MB."""
 _FIRST_BYTES = 256 * 1024
-"""The first read, which is enough for the header of most files."""
+"""Bytes of the first read of a file, enough for the header of most files."""
 
 _LONGEST_SHOWN = 200
 """The most characters of a tensor's name in a message."""
@@ -263,7 +263,8 @@ def _indexed(index: Path) -> tuple[Path, ...]:
 
 
 def _check_shards(path: Path, files: tuple[Path, ...]) -> None:
-    """Without an index, the file names give the number of shards: `model-00001-of-00003.safetensors`."""
+    """Check that no shard is missing by the names of files (`model-00001-of-00003.safetensors`), where there is no
+    index."""
     present = {file.name for file in files}
     sets = {
         (match["start"], len(match["number"]), match["count"], match["end"])
@@ -361,7 +362,7 @@ def _check_layers(path: Path, names: set[str], num_layers: int, extra_layers: in
 # -- quantisation ------------------------------------------------------------------------------------------------------
 
 MODELOPT_FILE = "hf_quant_config.json"
-"""Written by NVIDIA's ModelOpt beside the config.json of a Hugging Face checkpoint that it quantised."""
+"""The file that NVIDIA's ModelOpt writes beside the config.json of a Hugging Face checkpoint that it quantised."""
 
 _ALGORITHM_OF = {"mxfp4": "W4A16_MXFP4", "nvfp4": "NVFP4", "awq": "W4A16_AWQ"}
 
@@ -456,7 +457,7 @@ _MOST: Mapping[str, int] = {
     **dict.fromkeys((*_LAYERS, *_LISTS, "num_nextn_predict_layers"), 10_000),
     **dict.fromkeys(_GPUS, MOST_GPUS),
 }
-"""The most that a model's files may count, by key. The deepest models have a few hundred layers."""
+"""The largest plausible number for each key of config.json. The deepest models have a few hundred layers."""
 
 
 @dataclass(frozen=True)
@@ -512,13 +513,14 @@ class ModelShape:
 
 
 def _listed_layers(text: Mapping[str, Any]) -> int | None:
-    """Some hybrid models list the kind of each layer instead of giving their number (Nemotron 3 Ultra)."""
+    """The number of layers of a hybrid model whose config.json lists the kind of each layer (Nemotron 3 Ultra)."""
     listed = text.get("layers_block_type")
     return len(listed) or None if isinstance(listed, list) else None
 
 
 def _positions(text: Mapping[str, Any]) -> int | None:
-    """The longest sequence. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling stretch it."""
+    """The longest sequence by config.json. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling
+    stretch it."""
     positions = first_positive(text, _POSITIONS)
     if positions is None:
         return None

@@ -88,7 +88,7 @@ class Layout:
     kind: ModelKind
     path: Path
     config: dict[str, Any] | None
-    """The parsed config.json; of an LMI repository the one beside the engine files. None if there is none."""
+    """The parsed config.json; that of an LMI repository is beside the engine files. None if there is none."""
     weight_files: tuple[Path, ...]
     """Weights of a checkpoint, or files of an engine, in order of rank or shard."""
     tokenizer_dir: Path | None
@@ -342,7 +342,7 @@ def _tokenizer_dir(*candidates: Path) -> Path | None:
 
 
 def _model_above(path: Path) -> list[Path]:
-    """The directory above an engine, if it is a model's own: many engines have no tokenizer beside them."""
+    """The directory above an engine, if it is the model's own: many engines have no tokenizer beside them."""
     return [path.parent] if (path.parent / "config.json").is_file() else []
 
 

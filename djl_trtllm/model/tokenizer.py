@@ -82,7 +82,7 @@ def vocabulary_difference(model: Layout, draft: Layout) -> str:
 
 
 def outside(tokenizer: Tokenizer, layout: Layout) -> int | None:
-    """The number of ids that the model knows, if the tokenizer has some beyond them."""
+    """The number of ids that the model knows, if the tokenizer has higher ones; otherwise None."""
     size = _model_ids(layout)
     return size if size is not None and tokenizer.vocab_size > size else None
 
@@ -304,7 +304,8 @@ class Tokenizer:
 
 
 class _Affixes(NamedTuple):
-    """Special tokens, and how far behind the first text the tokens have the type of the second; None for never."""
+    """Special tokens, and the distance behind the first text from which tokens have the type of the second; None for
+    never."""
 
     before: list[int]
     between: list[int]

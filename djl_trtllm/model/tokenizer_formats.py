@@ -159,7 +159,7 @@ def _model(proto: Any, file: Path) -> tokenizers.Tokenizer:
 
 
 def _merges(proto: Any) -> list[tuple[str, str]]:
-    """SentencePiece joins the pair whose joined piece has the best score; pairs that give one piece, in any order."""
+    """The merges of a SentencePiece model, best score first; pairs that give one piece come in any order."""
     ids = {piece.piece: id_ for id_, piece in enumerate(proto.pieces) if piece.type not in (_CONTROL, _UNKNOWN, _BYTE)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, id_ in ids.items():
@@ -231,7 +231,7 @@ def read_qwen(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
             raise ValueError(f"ranks from {min(ranks.values())} to {max(ranks.values())}")
     except ValueError as error:
         raise TokenizerError(
-            f"{file} is no file of tiktoken: {error}; expected lines of a token in base64 and its rank; copy it again"
+            f"{file} is not a tiktoken file: {error}; expected lines of a token in base64 and its rank: copy it again"
         ) from error
     shown = _shown_bytes()
     text = {token: "".join(shown[byte] for byte in token) for token in ranks}

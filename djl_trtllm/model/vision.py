@@ -1,4 +1,4 @@
-"""How a model takes images: their tokens among those of the prompt, the sizes that it scales them to, and their files.
+"""Images of a model: their tokens in the prompt, the sizes that the model scales them to, and their files.
 
 Pixels are counted from a file's header before any is decoded. Pillow is imported with the first image.
 """
@@ -29,7 +29,7 @@ _MOST_SCANS = 64
 """Most scans of a JPEG file. Each goes over all pixels; progressive files have ten."""
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
 _LONGEST_SIDES = 200
-"""The most that an image's long side may be of its short one, as in transformers' processor of Qwen-VL."""
+"""The most times that an image's long side may exceed its short side, as in transformers' processor of Qwen-VL."""
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _AROUND = ("vision_start_token_id", "vision_end_token_id")
 
@@ -60,7 +60,7 @@ class Vision:
 
     @classmethod
     def find(cls, directory: Path, config: Mapping[str, Any] | None) -> Vision | None:
-        """How the model of these files takes images; None if it takes none, or it is not known how.
+        """The images that the model of these files takes; None if it takes none, or its files do not say how.
 
         Raises LayoutError for damaged files.
         """
@@ -134,7 +134,7 @@ class Vision:
         return [*before, *[self.placeholder] * self.tokens(side, side), *after], file.getvalue(), side
 
     def expanded(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """The ids of a prompt with each placeholder as often as its image has tokens.
+        """The ids of a prompt with each placeholder repeated for every token of its image.
 
         Raises InvalidRequestError where the marks of images are not those of a template with these images: OpenVINO
         GenAI finds images by them, and reads beyond its memory where one is missing.
@@ -178,7 +178,7 @@ class ScaledImages:
         self._kept: OrderedDict[str, Picture] = OrderedDict()
 
     def pixels(self, data: bytes, salt: str) -> Picture:
-        """See `Vision.pixels`."""
+        """The pixels of an image as `Vision.pixels` returns them, from memory if they are kept."""
         name = content_name(data, salt)
         if (known := self._kept.get(name)) is not None:
             self._kept.move_to_end(name)
@@ -225,7 +225,7 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
     except Pictures.DecompressionBombError:  # more than Pillow's own bound, which is higher
         raise RefusedImageError("size", f"too many pixels, expected at most {most_pixels:,}") from None
     except UnidentifiedImageError:
-        raise RefusedImageError("format", f"no file of {', '.join(FORMATS)}") from None
+        raise RefusedImageError("format", f"expected a file of {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's readers raise anything for damaged files
         raise RefusedImageError("damaged", f"a damaged file ({type(error).__name__}: {str(error)[:200]})") from None
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = "djl-trtllm-work-"
 ENGINE_PREFIX = "djl-trtllm-"
-"""The names of the folders of engine processes begin so; twelve hexadecimal digits follow."""
+"""The beginning of the names of engine processes' folders; twelve hexadecimal digits follow."""
 _FOLDER = re.compile(rf"{TEMPORARY_PREFIX}.+|{ENGINE_PREFIX}[0-9a-f]{{12}}")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where Linux has it
 _SETTLED_SECONDS = 60.0
@@ -33,7 +33,7 @@ SPARE_BYTES = 256 << 20
 
 
 def shortage(folder: Path, needed: int) -> str | None:
-    """The message that a folder's disk has no room for `needed` more bytes and those that stay free; None if it has."""
+    """The message that a folder's disk has no room for `needed` bytes beside `SPARE_BYTES`; None if it has room."""
     free = shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free
     if not needed or needed + SPARE_BYTES <= free:
         return None
@@ -45,7 +45,7 @@ def shortage(folder: Path, needed: int) -> str | None:
 
 @contextmanager
 def temporary_directory() -> Iterator[str]:
-    """An empty directory in the system's folder for such, removed after the block."""
+    """An empty directory in the system's folder for temporary files, removed after the block."""
     with (
         tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, ignore_cleanup_errors=True) as path,
         marked(Path(path)),
@@ -66,7 +66,7 @@ def marked(path: Path) -> Iterator[None]:
 
 
 def link_with_changes(directory: Path, into: Path, changed: Mapping[str, str]) -> None:
-    """Make `into` the directory by links to its files, but for the `changed` ones, which have these texts.
+    """Fill `into` with links to the files of `directory`; the `changed` files get these texts instead.
 
     It may be there already, and be in use. Raises OSError.
     """
@@ -146,7 +146,8 @@ def unfinished_name(out: Path) -> Path:
 
 
 def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what builders in a folder write, or left when they were killed: the name of the result, and the path."""
+    """Yield the directories that builders in a folder write, or left when they were killed, with the name of each
+    result."""
     for path in folder.glob(f".*{UNFINISHED}*"):
         if found := _UNFINISHED.fullmatch(path.name):
             yield found["out"], path

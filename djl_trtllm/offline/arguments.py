@@ -1,8 +1,8 @@
-"""What TensorRT-LLM's LLM takes: its configuration objects, and sampling parameters, under its names.
+"""The arguments of TensorRT-LLM's LLM under its names: configuration objects, and sampling parameters.
 
-An example of the first is `LLM(..., kv_cache_config=KvCacheConfig(free_gpu_memory_fraction=0.95))`. Their fields are
-options of this project. Which ones is read from TensorRT-LLM's option maps, so that an object has a field if an option
-becomes that field there; on another backend the option does what it does there.
+An example of the first is `LLM(..., kv_cache_config=KvCacheConfig(free_gpu_memory_fraction=0.95))`. The fields of these
+classes are options of this project. TensorRT-LLM's option maps say which ones: a class has a field if an option becomes
+that field there. On another backend the option does what it does there.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class QuantConfig(Configuration):
 
 
 class CalibConfig(Configuration):
-    """On what a quantisation is calibrated."""
+    """The samples with which a quantisation is calibrated."""
 
 
 class ExtendedRuntimePerfKnobConfig(Configuration):

@@ -30,7 +30,7 @@ from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest
 # -- files of prompts --------------------------------------------------------------------------------------------------
 
 JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-"""Files with these names are JSON lines."""
+"""The suffixes of files that are JSON lines."""
 
 _SHAPES_ANSWERS = (
     "stream",
@@ -126,7 +126,7 @@ def _refuse_shapes(given: Mapping[str, Any]) -> None:
 
 
 def _fill(given: dict[str, Any], defaults: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """`given`, with the defaults of the parameters that it has under none of their names."""
+    """The parameters of `given`, and those `defaults` that `given` has under none of their names."""
     given = {name: value for name, value in given.items() if value is not None}
     taken = {alias for name in given if name in table.rows for alias in table.rows[name].names}
     return {name: value for name, value in defaults.items() if name not in taken} | given

@@ -241,7 +241,8 @@ def _configuration(name: str) -> str | None:
 logger = logging.getLogger(__name__)
 
 _ROOM_SECONDS = 0.05
-"""A slot may become free without output for a request of ours (a cancelled sequence ends late), so look this often."""
+"""Seconds between two looks for a free slot: one may become free without output for a request of ours, because a
+cancelled sequence ends late."""
 _ALIVE_SECONDS = 1.0
 _SEND_SECONDS = 0.05
 """Nobody sees output before its end here, so the engine process sends the output of several iterations at once."""
@@ -249,7 +250,8 @@ _CLOSED = "the model was closed while it was generating"
 
 
 class _Fed(NamedTuple):
-    """The end of the input after `total` requests; `error` is what ended it, None if there are no more."""
+    """The mark at the end of the input, after `total` requests; `error` is the exception that ended the input, if
+    any."""
 
     total: int
     error: Exception | None
@@ -477,8 +479,9 @@ class LLM:
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """The vectors of texts, in their order, of a model that embeds.
 
-        `dimensions`: the first ones only. `truncate_prompt_tokens`: the first N tokens of each text, -1 for as many as
-        the model takes; without it a text that is too long has an error. Raises as `generate`.
+        `dimensions`: how many numbers of a vector are returned, from the first on. `truncate_prompt_tokens`: the first
+        N tokens of each text, -1 for as many as the model takes; without it a text that is too long has an error.
+        Raises as `generate`.
         """
         texts, truncate = _texts(prompts, "prompts"), self._kept(truncate_prompt_tokens)
         if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
@@ -556,7 +559,7 @@ class LLM:
         self._end()
 
     shutdown = close
-    """TensorRT-LLM's name."""
+    """TensorRT-LLM's name of `close`."""
 
     def __enter__(self) -> LLM:
         return self

@@ -13,7 +13,7 @@ _MOST_NATS = 300.0
 
 
 class Position(NamedTuple):
-    """A token, with the log-probabilities of the likeliest tokens at its position and its own.
+    """A token with its own log-probability and those of the likeliest tokens at its position.
 
     The end of a text is the token "". `logprobs` is empty where a side gives none.
     """
@@ -70,7 +70,8 @@ def divergence_bound(p: Mapping[str, float], q: Mapping[str, float], unranked: s
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """exp of the mean negative log-probability, and no more than floats hold: engines say -9999 or -inf for none."""
+    """exp of the mean negative log-probability, at most the largest float: engines give -9999 or -inf for probability
+    0."""
     return math.exp(min(_MOST_NATS, -fmean(logprobs)))
 
 
@@ -121,13 +122,14 @@ def _longer(a: Continuation, b: Continuation) -> int:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What still counts as the same: the least agreement, and the most of the other figures, where they are known."""
+    """The bounds within which two sides count as the same: the least agreement, and the most of the other figures,
+    where they are known."""
 
     agreement: float = 0.98
     divergence: float = 0.01
     """The most nats, as the mean over the compared positions."""
     perplexity: float = 1.02
-    """The most that the perplexity of one side may be of the other's."""
+    """The most that the perplexity of one side may be, as a multiple of the other's."""
 
 
 @dataclass

@@ -34,7 +34,7 @@ class Report:
         return any(self.comparison.reasons())
 
     def table(self) -> list[list[str]]:
-        """Rows of a name and a value; what is not known is `not available`."""
+        """Rows of a name and a value; an unknown value is `not available`."""
         found = self.comparison
         firsts, bounds, gaps = found.first_differences, found.divergences, found.gaps
         rows = {

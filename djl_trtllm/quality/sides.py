@@ -15,7 +15,7 @@ from djl_trtllm.quality.figures import Continuation, Position
 from djl_trtllm.request import FinishReason, GenerationRequest, RankedToken, Sampling, Token
 
 LIKELIEST = (5, 1)
-"""Tokens with log-probabilities to ask for at each position, and what is asked for where a side refuses that."""
+"""The numbers of log-probabilities to ask for at each position: the second where a side refuses the first."""
 _AT_ONCE = 8
 _PROBE = Prompt(1, "Hello there")
 """A prompt that finds out what a side gives. One of the user's may fail for reasons of its own."""
@@ -46,8 +46,8 @@ def open_side(place: str, headers: Mapping[str, str], model: str | None, timeout
 
 
 def _ended(text: str, positions: list[Position]) -> list[Position]:
-    """Positions of a continuation that the model ended: servers have its end token as a text of its own, as "" or not
-    at all, and here it is ""."""
+    """The positions of a continuation, with the model's end as the token "": servers have the end token as a text of
+    its own, as "" or not at all."""
     if positions and "".join([each.token for each in positions[:-1]]) == text:
         return [*positions[:-1], Position("", positions[-1].logprobs)]
     return [*positions, Position("", {})]

@@ -1,4 +1,4 @@
-"""Which replica has a prompt's beginning in its KV cache, as far as that can be known from where requests were sent."""
+"""The replicas that probably have a prompt's beginning in their KV cache, because earlier prompts were sent there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from djl_trtllm.api.base import read_json
 from djl_trtllm.errors import InvalidRequestError
 
 _BLOCK = 128
-"""Bytes of the shortest beginning: about the tokens of a block of the KV cache, of which there is nothing to reuse
-below one."""
+"""Bytes of the shortest beginning: about the tokens of one KV cache block, and shorter beginnings reuse nothing."""
 _TURN_BLOCKS = 32
 """Blocks that the next turn of a conversation adds at most: a response of about a thousand tokens."""
 _KEY_BYTES = 8
@@ -86,7 +85,8 @@ def _read(body: bytes) -> tuple[Any, bytes]:
 
 
 _MOST_KEYS = 100_000
-"""About 40 MB, and the prompts of some thousand conversations: more than the KV caches of the replicas hold."""
+"""The most keys that are remembered, about 40 MB: the prompts of some thousand conversations, more than the replicas'
+KV caches hold."""
 _MOST_HOLDERS = 4
 """Replicas remembered for a beginning that many prompts share."""
 
@@ -118,7 +118,8 @@ class Affinity:
         return next(preferred, None)
 
     def learn(self, keys: Iterable[bytes], replica: str) -> None:
-        """The replica was sent a prompt with these keys. Keys that were not seen for the longest time are forgotten."""
+        """Note that the replica was sent a prompt with these keys. Keys that were not seen for the longest time are
+        forgotten."""
         for key in keys:
             others = tuple(other for other in self._holders.get(key, ()) if other != replica)
             self._holders[key] = (*others, replica)[-_MOST_HOLDERS:]
@@ -130,6 +131,6 @@ class Affinity:
 def ranked(key: bytes, replicas: Iterable[str]) -> list[str]:
     """The replicas in the order that a key prefers them, by rendezvous hashing.
 
-    The first one changes only for keys of which it is gone, or is a new one.
+    The first one changes only for the keys of a replica that is gone, and for the keys that a new replica takes.
     """
     return sorted(replicas, key=lambda replica: blake2b(key + replica.encode(), digest_size=8).digest())

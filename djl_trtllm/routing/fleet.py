@@ -43,12 +43,14 @@ class Question:
 
     @classmethod
     def of(cls, body: bytes, session: str = "", truncated: str = "") -> Question:
-        """`body` may be a beginning; what is said in `truncated` then distinguishes it from others that begin alike."""
+        """A question about a request. `body` may be only its beginning; `truncated` then distinguishes requests that
+        begin alike."""
         return cls(PromptKeys.of(body), session, blake2b(body + truncated.encode(), digest_size=8).hexdigest())
 
 
 class Sent(NamedTuple):
-    """News for other routers: where a prompt went. `end` is its own key, `before` that of the turn it goes on from."""
+    """News for other routers that a prompt was sent. `end` is its own key, `before` the key of the turn that it
+    continues."""
 
     beginning: bytes
     end: bytes
@@ -58,10 +60,11 @@ class Sent(NamedTuple):
 
 @dataclass
 class _Replica:
-    """What the routers have sent to a replica since its last report, and whether it answers.
+    """The requests that routers have sent to a replica since its last report, and whether it answers.
 
-    A turn of a conversation says that the turn before it has ended: `turns` counts it where it went, and takes one off
-    where that was. Of other requests, `new`, as many have ended since the report as came before it, `usual`.
+    A turn of a conversation means that the turn before it has ended: `turns` counts a turn where it is sent, and takes
+    one off where the turn before was. `new` counts other requests: as many of them are taken to have ended as came
+    before the report, `usual`.
     """
 
     received: int = 0
@@ -86,9 +89,10 @@ class _Replica:
 class Fleet:
     """Sends a session to its replica, and a prompt to one that had its beginning, while that is not out of balance.
 
-    Others go to the least loaded one. One that has not answered a health check for `silent_seconds` gets nothing, if
-    others do or did so later; it is checked every `pause_seconds`. `slack` is that of `Affinity` until a replica has
-    reported its places: then a quarter of these. Below that, what affinity saves is more than others lose by it.
+    Others go to the least loaded one. A replica that has not answered a health check for `silent_seconds` gets nothing
+    while others answer or have answered later; it is checked every `pause_seconds`. `slack` is that of `Affinity` until
+    a replica has reported its places: then a quarter of these. Below that, what affinity saves is more than others lose
+    by it.
     """
 
     def __init__(
@@ -192,7 +196,7 @@ class Fleet:
     async def _watch(self, name: str, replica: _Replica, host: str, port: int) -> None:
         """Follow whether a replica answers, and notice at once when its process ends.
 
-        Nothing is said about one that has never answered: it may be that it cannot be reached from here.
+        A replica that has never answered is not judged: it may be unreachable from here.
         """
         has_answered = False
 
@@ -246,7 +250,7 @@ class Fleet:
 
 
 class _End(Enum):
-    """How the replica has ended a connection: not before the pause was over, after its answer, or without one."""
+    """The end of a connection to a replica: none within the pause, after its answer, or without one."""
 
     NONE = 0
     ANSWERED = 1
@@ -259,7 +263,7 @@ class _End(Enum):
 # whole server process, such as a body on which a library of native code fails. It is given to two replicas at most.
 
 RECENT_SECONDS = 10.0
-"""A replica's death is a suspicion against what it was sent in this time before it."""
+"""Seconds before a replica's death in which a request that was sent to it becomes a suspect."""
 DEATHS = 2
 """Replicas that a request may end before it is refused."""
 REFUSED_SECONDS = 600.0
@@ -276,18 +280,19 @@ class Suspects:
         self._deaths: OrderedDict[str, tuple[float, frozenset[str]]] = OrderedDict()
 
     def sent(self, digest: str, replica: str) -> None:
-        """A request went to a replica."""
+        """Note that a request went to a replica."""
         self._sent.setdefault(replica, deque(maxlen=_MOST_SENT)).append((self._clock(), digest))
 
     def died(self, replica: str) -> set[str]:
-        """The process of a replica has ended although nobody wanted that; what it was sent shortly before."""
+        """Accuse the requests that a replica got shortly before its process ended unexpectedly; return their
+        digests."""
         since = self._clock() - RECENT_SECONDS
         accused = {digest for at, digest in self._sent.pop(replica, ()) if at >= since}
         self.accuse(accused, replica)
         return accused
 
     def accuse(self, digests: Iterable[str], replica: str) -> None:
-        """These requests were in a replica that died, as this router or another one knows."""
+        """Note that these requests were in a replica that died, as this router or another one knows."""
         now = self._clock()
         for digest in digests:
             before = frozenset() if self._is_over(digest, now) else self._deaths[digest][1]
@@ -297,7 +302,7 @@ class Suspects:
             self._deaths.popitem(last=False)
 
     def keep(self, replicas: Collection[str]) -> None:
-        """Other replicas than these are there no more."""
+        """Forget the replicas that are not among these."""
         for name in self._sent.keys() - replicas:
             del self._sent[name]
 

@@ -14,14 +14,15 @@ _FULL_CACHE = 0.95
 
 
 def target_concurrency(batch_size: float) -> int:
-    """Return how many sequences a replica is to have; with more, another one is started before they have to wait."""
+    """How many sequences a replica is to have at a time: with more, another replica is started before they have to
+    wait."""
     return max(1, round(0.7 * batch_size))
 
 
 class Autoscaling(NamedTuple):
-    """From `least` to `most` replicas, with as many sequences at the same time on each of them as `concurrency`.
+    """From `least` to `most` replicas, each with `concurrency` sequences at the same time.
 
-    None is the `target_concurrency` of the batches that replicas have.
+    `concurrency` None: the `target_concurrency` of the batch that the replicas report.
     """
 
     least: int
@@ -50,8 +51,9 @@ class QueueAndCachePolicy:
     to what this returns. A decision adds two replicas or doubles them, and ends a fifth of them, at most: the queue of
     a moment says little about how many will be needed once new replicas have loaded their model.
 
-    Without a `concurrency` it is the `target_concurrency` of the largest batch that a replica reports as its `places`:
-    only there it is known which engine runs the model. Until one has reported, there are as many replicas as before.
+    Without a `concurrency`, the policy takes the `target_concurrency` of the largest batch that a replica reports as
+    its `places`: only there it is known which engine runs the model. Until one has reported, there are as many replicas
+    as before.
     """
 
     def __init__(self, concurrency: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Who may do what: API keys with roles, the port of the management API, and the web pages that may use the server.
+"""Access to the server: API keys with roles, the port of the management API, and the web pages that may use the server.
 
 Keys are kept and compared as SHA-256 digests, all of them for each request, so that the time says nothing about them.
 """

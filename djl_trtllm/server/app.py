@@ -1,7 +1,7 @@
 """The server process: uvicorn with the application, its ports, and its banner, from start to SIGTERM.
 
-With TLS, a connection counts as idle during its handshake. asyncio itself reports a connection when its handshake is
-complete, so that one which never completes it would be outside of all limits.
+With TLS, a connection counts as idle during its handshake. asyncio itself reports a connection only after its
+handshake, so a connection that never completes it would escape all limits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ASGI application, which any ASGI server can run: the models of its start, and the routes over them.
 
-`plan_startup` reads which models that are, and the folder from which more may be registered. The application's lifespan
+`plan_startup` reads which models these are, and from which folder more may be registered. The application's lifespan
 loads and ends them.
 """
 
@@ -206,7 +206,8 @@ class Application:
         on_failed: Callable[[], None] | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
-        """Nothing is loaded yet. Raises ConfigError if the options of access, clients, traces or sessions are wrong."""
+        """Make an application without loading anything. Raises ConfigError if the options of access, clients, traces or
+        sessions are wrong."""
         self.context = ServerContext.open(options)
         self.options = options
         self.registry = self.context.registry

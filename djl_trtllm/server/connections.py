@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
 _TURNS = 4
-"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read."""
+"""Turns of the event loop that it takes until a connection in the kernel is accepted, made, and read."""
 _TURNS_BETWEEN = 8
 """Turns of the event loop from one WebSocket that is opened to the next."""
 _BEGUN = 32
@@ -31,7 +31,7 @@ _QUIET_SECONDS = 60.0
 _SPARE = 64
 """Connections beyond the limit, for health checks."""
 _RESERVED_DESCRIPTORS = 512
-"""For engine processes, gRPC and files."""
+"""Descriptors that are kept for engine processes, gRPC and files."""
 SLOWEST_BODY = 16384
 """Bytes of a body that extend its deadline by a second."""
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -51,7 +51,7 @@ def whole_response(status: int, headers: Iterable[tuple[bytes, bytes]], body: by
 
 
 class HttpRefusal(Exception):
-    """A request that is not read to its end."""
+    """The refusal of a request that is not read to its end."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class Addresses(NamedTuple):
 
     server: tuple[str, int | None] | None
     client: tuple[str, int] | None
-    """None on a Unix socket."""
+    """The client's address and port; None on a Unix socket."""
 
     @classmethod
     def of(cls, transport: asyncio.Transport) -> "Addresses":
@@ -269,12 +269,12 @@ class Connections:
             self.idle[connection] = None
 
     def start(self, connection: Connection) -> None:
-        """Note that a connection has a request from now on."""
+        """Note that a connection is busy with a request from now on."""
         self.idle.pop(connection, None)
         self.busy.add(connection)
 
     def _longest_idle(self) -> Connection | None:
-        """The connection that is idle longest. Those with a request that was not read yet are idle no more."""
+        """The connection that has been idle longest. A connection with an unread request does not count as idle."""
         while self.idle:
             connection = next(iter(self.idle))
             if not connection.has_unread():
@@ -309,7 +309,7 @@ class Connections:
             request()
 
     def admit(self, connection: Connection, path: bytes) -> None:
-        """Raises HttpRefusal if the connection is one too many and the path is no health check."""
+        """Raise HttpRefusal if the connection is one too many and the path is no health check."""
         if connection in self._spare and path not in _HEALTH:
             if self._regular() >= self.most:
                 raise HttpRefusal(503, f"max_connections={self.most} connections are open, and none of them is idle")

@@ -1,4 +1,5 @@
-"""What all ways into a server share: its models, access, clients, counts, reports, and the memory of bodies."""
+"""The state that HTTP, WebSockets and gRPC share: models, access, clients, counts, reports, and the memory of
+bodies."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ class BodyMemory:
 
     @contextmanager
     def holding(self, size: int) -> Iterator[None]:
-        """A body of `size` bytes is in memory during the block. Raises OverloadedError."""
+        """Count a body of `size` bytes as in memory during the block. Raises OverloadedError."""
         if not self.take(0, size):
             raise self.refusal()
         try:
@@ -49,7 +50,7 @@ class BodyMemory:
             self.release(size)
 
     def refusal(self) -> OverloadedError:
-        """Return the error for a body that gets no memory."""
+        """Return the error for a body for which too little memory is left."""
         return OverloadedError(
             f"the bodies of all requests that are being read have {self.used} of max_body_memory={self.limit} "
             "bytes, which leaves too little for this one",

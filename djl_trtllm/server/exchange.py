@@ -46,17 +46,20 @@ T = TypeVar("T")
 # has them, would be hundreds of bytes for each request.
 
 CONNECTION = "djl_trtllm.connection"
-"""The `ServerConnection`."""
+"""The key of the `ServerConnection` in a scope."""
 
 REST = "djl_trtllm.rest"
-"""Takes a future that is done when the response has ended, from an application that returns before. What it had on the
-stack, a coroutine in each layer, is not there while the response goes on."""
+"""The key of a function that takes a future, done when the response has ended, from an application that returns before.
+
+The stack of the application, a coroutine in each layer, is gone while the response goes on.
+"""
 
 WRITE_PART = "djl_trtllm.write_part"
-"""`ServerConnection.write_part`, where another ASGI server than ours has the connection (`cluster.application`)."""
+"""The key of `ServerConnection.write_part`, where another ASGI server than ours has the connection
+(`cluster.application`)."""
 
 REFUSED = "djl_trtllm.refused"
-"""The status with which the server has refused a request before it had read the whole body."""
+"""The key of the status with which the server has refused a request before it had read the whole body."""
 
 _MOST_DIGITS = 20
 _ALWAYS = ((b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff"))
@@ -66,10 +69,10 @@ class ServerConnection(Protocol):
     """The connection of a request, with what our server can do beyond ASGI."""
 
     def reset(self) -> None:
-        """Drop the connection. A normal close would wait for the client to read."""
+        """Drop the connection at once. A normal close would wait until the client reads."""
 
     def write_part(self, part: bytes) -> bool:
-        """Send a part of a body of unknown length, without a message or a coroutine for it, where the head is sent.
+        """Send a part of a body of unknown length, after its head, without an ASGI message or a coroutine.
 
         False if it was not sent: the client does not read, or is gone.
         """
@@ -79,7 +82,7 @@ class ServerConnection(Protocol):
 
 
 class Refused(Exception):
-    """The reply to a request of the management API that is refused."""
+    """The exception with the reply to a refused request of the management API."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__()
@@ -93,7 +96,7 @@ def refused(status: int, message: str, djl_type: str | None = None, *, allow: st
 
 
 class ClientGone(Exception):
-    """The client disconnected while its request was read."""
+    """The client disconnected while its request was being read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,9 +124,9 @@ class Exchange:
     """Done when the response has ended, where it goes on after its handler."""
     _held: int = 0
     headers: Mapping[str, str] = field(init=False)
-    """As they were sent, by lower-case name: those that a gateway removes are not here."""
+    """The headers as they were sent, by lower-case name: those that a gateway removes are not here."""
     properties: Mapping[str, str] = field(init=False)
-    """Headers, and custom attributes."""
+    """The headers, and the custom attributes."""
     request_id: str = field(init=False)
     served: ServedRequest = field(init=False)
 
@@ -153,7 +156,7 @@ class Exchange:
 
     @property
     def endpoint(self) -> str | None:
-        """The endpoint that the path names: the client is that of SageMaker's runtime."""
+        """The SageMaker endpoint in the path; the client is then one of SageMaker's runtime."""
         endpoint: str | None = self.scope.get("path_params", {}).get("endpoint")
         return endpoint
 
@@ -321,8 +324,8 @@ _RESEEDED = "the engine was replaced meanwhile: another run with this seed gives
 class ResponseWriter:
     """Encodes the output chunks of one call into ASGI messages.
 
-    While the client does not read, chunks are kept and sent together when it reads again; after
-    `stream_write_timeout` seconds the client is dropped.
+    While the client does not read, chunks are kept and sent together when it reads again; after `stream_write_timeout`
+    seconds the client is dropped.
     """
 
     def __init__(self, call: Call, exchange: Exchange) -> None:
@@ -397,7 +400,8 @@ class ResponseWriter:
         return self._encoder.encode(chunk)
 
     def _say_reseeded(self) -> bytes:
-        """Say it in a header; in a stream of events that has begun, in a comment, which clients skip."""
+        """Say in a header that the output was reseeded; in a stream of events that has begun, in a comment, which
+        clients skip."""
         if not self._exchange.sent_head:
             self._headers = (*self._headers, ("Warning", f'299 djl-trtllm "{_RESEEDED}"'))
         elif self._encoder.content_type.startswith("text/event-stream"):
@@ -562,7 +566,7 @@ _NEW, _CLOSE = "NEW_SESSION", "CLOSE"
 _TYPE = "requestType"
 _TYPE_IN_JSON = _TYPE.encode()
 _PATH = "session_path"
-"""Property with the folder of the session, for the model's own formatters."""
+"""The property with the folder of the session, for the model's own formatters."""
 
 
 class SessionUse(msgspec.Struct, frozen=True):

@@ -58,7 +58,7 @@ class GrpcServer:
         self._streams: set[GrpcStream] = set()
         self._server: Any = None
         self.bound_port = 0
-        """The port that it listens on, another one if it was to be any."""
+        """The port that the service listens on: a free one if the option is 0."""
 
     def bind(self) -> None:
         """Take the port; calls wait until `start`. Raises ConfigError."""
@@ -309,7 +309,7 @@ class Running:
 
 @dataclass
 class RpcRequests:
-    """Reads and starts the requests of a call. Both raise RequestError."""
+    """Reads and starts the requests of a call. Both methods raise RequestError."""
 
     shared: ServerContext
     dialect: Dialect

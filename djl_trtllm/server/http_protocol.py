@@ -88,7 +88,7 @@ class HttpProtocol(asyncio.Protocol):
         self._last, self._ahead = b"", bytearray()
         self._reading_paused = self._opening = False
         self._linger: int | None = None
-        """Bytes that are still read and forgotten after a refusal; None before a refusal."""
+        """Bytes that are still read and thrown away after a refusal; None before a refusal."""
         self._lost: Callable[[], None] | None = None
         self._last_reply = b""
         """The refusal of a request that is not read further, while those before it are answered."""
@@ -207,7 +207,8 @@ class HttpProtocol(asyncio.Protocol):
         return self._read and bool(self._cycles)
 
     def _piece(self, data: bytes | bytearray, start: int) -> int:
-        """How many bytes the parser gets: up to the end of a body of known length or of a head, else a few."""
+        """The number of bytes that the parser gets: up to the end of a body of known length or of a head, else a
+        few."""
         if self._left:
             return self._left
         if self._head_read and not self._read:
@@ -249,7 +250,7 @@ class HttpProtocol(asyncio.Protocol):
             raise HttpRefusal(431, f"{what} larger than max_header_size={self._limits.max_header_size} bytes")
 
     def _keep(self, data: bytes) -> None:
-        """Keep what came of the next request, which is read when this one is answered."""
+        """Keep bytes of the next request, which is read when this one is answered."""
         if self._last_reply:
             return  # it is refused already
         bodies = self._connections.context.bodies
@@ -309,7 +310,7 @@ class HttpProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._check_size()
         if self._parser.get_method() == b"CONNECT":
-            raise HttpRefusal(501, "this server is no proxy")
+            raise HttpRefusal(501, "CONNECT: this server is not a proxy")
         hosts, version = list(map(itemgetter(0), self._headers)).count(b"host"), self._parser.get_http_version()
         if hosts > 1 or (not hosts and version != "1.0"):
             raise HttpRefusal(400, f"expected one header Host, which names this server, and not {hosts}")

@@ -31,7 +31,7 @@ _as_text: Callable[[float], str] = floatToGoString
 _UNKNOWN_ROUTE = "unknown"
 """The route of requests that match none, or are refused before it is known: a client may send any path."""
 _SUCCESS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-"""TensorRT-LLM's finish reasons."""
+"""TensorRT-LLM's names of the finish reasons of successes."""
 
 
 class _Names(NamedTuple):
@@ -52,7 +52,7 @@ _BY_REASON = {
     "ended_requests": "Requests that ended, by the finish reason of the sequence that ended worst.",
     "refused_images": "Images that were not taken: size, format, damaged, address.",
 }
-"""Our own counters by reason, which are fields of the statistics."""
+"""Our counters by reason: fields of the statistics, with their help."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ModelFigures:
     kv_block_tokens: int | None
     speculates: bool
     stats: Stats
-    """Metrics that the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
+    """Figures that the engines report. `running` is the rolling batches' own count, in place of `stats.running`."""
 
     @property
     def kv_blocks_free(self) -> int | None:
@@ -118,7 +118,8 @@ _LARGEST = ("kv_usage", "kv_hit_rate", "iterations", "iteration_seconds")
 
 
 def _together(reported: list[Stats]) -> Stats:
-    """Numbers of sequences, blocks and guides are sums over the workers, ratios and times the largest of them."""
+    """One state of all workers: sums of the numbers of sequences, blocks and guides, and the largest of ratios and
+    times."""
     found: dict[str, Any] = {}
     for name in Stats.__struct_fields__:
         known = [value for value in map(attrgetter(name), reported) if value is not None]

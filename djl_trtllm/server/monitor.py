@@ -120,7 +120,7 @@ def _busiest(records: Iterable[RequestRecord]) -> list[tuple[Any, ...]]:
 
 
 def _shown(live: list[RequestRecord], ended: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """The requests with a row, in the order in which they came: what runs before what waits before what has ended."""
+    """The requests with a row: running, then waiting, then ended ones, each group in the order of arrival."""
     last = list(islice(reversed(list(ended)), max(_ENDED_ROWS, _ROWS - len(live))))
     ordered = sorted(live, key=lambda each: each.started is None) if len(live) > _ROWS else live
     return sorted([*ordered[: _ROWS - min(len(last), _ENDED_ROWS)], *last], key=lambda each: each.number)
@@ -159,7 +159,7 @@ _RETRY_SECONDS = 5
 _SLACK = 0.001
 """Timers may fire this much early."""
 _HEADERS = (("X-Accel-Buffering", "no"),)
-"""Proxies pass each snapshot on at once."""
+"""Headers of snapshots, so that proxies pass each one on at once."""
 
 
 class Watchers:
@@ -251,8 +251,9 @@ _NEEDS_LINK = (
 class Monitor:
     """The handlers of the page, its files and its snapshots.
 
-    `key` is what snapshots need, in the place of an API key; it is empty if the operator shows them or there are API
-    keys. An address would not do: the clients of a proxy on this machine all have a loopback one.
+    Requests for snapshots need `key` in place of an API key; it is empty if the operator shows snapshots to all, or if
+    there are API keys. A client's address does not decide: all clients of a proxy on this machine have a loopback
+    address.
     """
 
     def __init__(self, registry: Registry, options: Options, *, api_keys: bool) -> None:

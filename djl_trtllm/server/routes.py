@@ -402,7 +402,7 @@ class Routes:
         models = [status._replace(render=self._renderer(status.name)) for status in self._named(dialect, name)]
         if _ACTIONS.waiting >= _MOST_ACTIONS_WAITING:
             raise errors.OverloadedError(
-                f"{_ACTIONS.waiting} requests wait that do not generate",
+                f"{_ACTIONS.waiting} requests such as this one, which do not generate, wait already: try again later",
                 queue_depth=_ACTIONS.waiting,
                 capacity=_MOST_ACTIONS_WAITING,
                 retry_after=1,
@@ -428,9 +428,10 @@ class Routes:
 
 
 def _dialect_near(path: str) -> Dialect:
-    """The dialect whose path has most of the first segments in common with this one; `DEFAULT` if none has any.
+    """The dialect with the path that shares the longest beginning (in segments) with this one; `DEFAULT` if none has
+    any.
 
-    Of several, the one whose path is all of these segments, or the one that has most such paths.
+    If there are several, it is the dialect with a path of exactly these segments, or with most such paths.
     """
     segments = path.split("/")
 

@@ -43,9 +43,9 @@ from djl_trtllm.telemetry import ServedRequest
 _MOST_FRAMES = 16
 """Frames after which other connections have their turn."""
 _PIECE = 1024
-"""Bytes that the parser gets at once: not many more frames."""
+"""Bytes that the parser gets at once, so that it makes few frames of them."""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-"""The response to a head that is too large, to which websockets before 17.0 gives none."""
+"""The response to a head that is too large; websockets before 17.0 sends none."""
 _IDLE, _INVALID_DATA, _TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1001, 1007, 1008, 1011, 1013
 """The codes with which a socket is closed."""
 
@@ -101,7 +101,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.transport.is_closing():
             return
         if not self._memory.take(self._held, len(data)):
-            self._fail(_TRY_AGAIN, f"max_body_memory={self._memory.limit} bytes leave too little for this")
+            self._fail(_TRY_AGAIN, f"too little of max_body_memory={self._memory.limit} bytes is left: try again later")
             return
         self._held += len(data)
         self._complete_by += len(data) / SLOWEST_BODY
@@ -241,10 +241,10 @@ logger = logging.getLogger(__name__)
 PATH = "/invocations-bidirectional-stream"
 _REQUEST_PATH = "/invocations"
 _MOST_SOCKETS = 512
-"""A client that is alone may have half of them (`Places`)."""
+"""The most open WebSockets. A client that is alone may have half of them (`Places`)."""
 _MOST_WAITING = 16
 _LONGEST_REASON = 120
-"""A close frame has 123 bytes for it."""
+"""The longest reason in bytes: a close frame has 123 bytes for it."""
 _UNFINISHED = "the response cannot be finished"
 
 
@@ -279,7 +279,8 @@ class BidirectionalStreams:
                 self._places.leave(client)
 
     def _admit(self, scope: Scope, headers: Mapping[str, str]) -> tuple[str, Reply | None]:
-        """Return the client of a handshake, which has a place then, or also the reply that refuses it."""
+        """Return the client of a handshake, which then has a place; or the client and the reply that refuses the
+        handshake."""
         address = scope.get("client")
         client_of = partial(self._context.clients.client, headers=headers, address=address and address[0])
         if scope["path"].removeprefix(scope.get("root_path", "")) != PATH:
@@ -392,7 +393,7 @@ class _Socket:
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode()
             if not self._bodies.take(self._held, len(body)):
-                return _TRY_AGAIN, f"max_body_memory={self._bodies.limit} bytes leave too little for this"
+                return _TRY_AGAIN, f"too little of max_body_memory={self._bodies.limit} bytes is left: try again later"
             self._waiting.append(_Request(body, text is not None))
             self._held += len(body)
             if len(self._waiting) > _MOST_WAITING or self._held > self._most_bytes:

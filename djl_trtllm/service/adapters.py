@@ -39,8 +39,10 @@ logger = logging.getLogger(__name__)
 FOLDER = "adapters"
 _SHOWN = 10
 _LARGE = 1 << 20
-"""Reading this number of bytes of an adapter takes some 80 ms; more are read in a process apart, which takes 0.75 s
-to start. An adapter of all modules of 126 layers has 0.3 MB to read."""
+"""Bytes of an adapter from which a process apart reads it, which takes 0.75 s to start; reading them takes some 80 ms.
+
+An adapter of all modules of 126 layers has 0.3 MB to read.
+"""
 _SAGEMAKER = Path("/opt/ml")
 """The folder in which SageMaker mounts what it fetches, the adapters of inference components too."""
 
@@ -48,7 +50,7 @@ _SAGEMAKER = Path("/opt/ml")
 class Adapters:
     """Adapters by name. `folder` is the model's own; clients can register adapters in it and in `roots`, nowhere else.
 
-    With `limits` all that the engine could not load is refused; what of it is in `folder` is left out, with a warning.
+    With `limits`, adapters that the engine could not load are refused; those in `folder` are left out, with a warning.
     Ids are never reused, because the engine keeps adapters by id and a name that is registered again may have other
     weights.
     """

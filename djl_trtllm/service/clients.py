@@ -1,4 +1,4 @@
-"""Whose a request is: its client and its priority, and how many requests a client has at once."""
+"""The client of each request and its priority, and how many requests a client has at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PRIORITIES = {"high": 1, "normal": 0, "low": -1}
 
 @lru_cache(_MOST_LABELS)
 def label(client: str) -> str:
-    """Return what logs, traces and pages call a client: the name of its key, or a hash of its header or address.
+    """The name of a client in logs, traces and pages: the name of its key, or a hash of its header or address.
 
     An operator who suspects an address can compute the label: `printf %s ADDRESS | sha256sum`.
     """
@@ -44,7 +44,8 @@ def label(client: str) -> str:
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The client of a request. `share` names whose share of the batch the request has, `priority` is in it.
+    """The client of a request. `share` names the client whose share of the batch the request uses, `priority` its rank
+    in it.
 
     `salt` is the group whose prompts it may reuse.
     """
@@ -69,7 +70,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Clients:
-    """The clients of a server, over all its models. `proxies` are those whose word on addresses counts.
+    """The clients of a server, over all its models. `proxies` are the addresses whose X-Forwarded-For counts.
 
     Raises ConfigError.
     """
@@ -88,7 +89,7 @@ class Clients:
     def caller(self, key: str | None, headers: Mapping[str, str], address: str | None) -> Caller:
         """The caller with an API key of this name, these headers (lower case) and this address, each if there is one.
 
-        Raises InvalidRequestError for a priority that there is not.
+        Raises InvalidRequestError for an unknown priority.
         """
         given = self._counting(headers).get(self._priority_header, "").strip() if self._priority_header else ""
         return self._known(key is not None, self.client(key, headers, address), given[:_LONGEST_NAME])

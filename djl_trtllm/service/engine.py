@@ -81,7 +81,7 @@ class MemoryWatch:
         return self._limit is not None and resident >= self._limit * _UNIT
 
     def may_recycle(self) -> bool:
-        """Return whether the last recycling is long enough ago; if it is, the next one begins now."""
+        """Return whether the last recycling is long enough ago; if it is, note the next one as beginning now."""
         now = asyncio.get_running_loop().time()
         if self._recycled_at is not None and now - self._recycled_at < _PAUSE_SECONDS:
             return False
@@ -96,8 +96,10 @@ def _shown(size: int) -> str:
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
-"""After this time the death of an engine process no longer counts against `retry_threshold`. One that was killed from
-outside counts if none has worked for this time."""
+"""Seconds after which the death of an engine process no longer counts against `retry_threshold`.
+
+A process that was killed from outside counts only if no process has worked for this time.
+"""
 _IDLE_SECONDS = 10.0
 """An engine process that was ready for this time, and had nothing to do at its end, did not fail at its start."""
 _FIRST_PAUSE_SECONDS = 30.0
@@ -115,9 +117,9 @@ _SPARE_MEMORY = 1.25
 class Engine:
     """Keeps an engine process running, below a rolling batch that outlives it.
 
-    `on_lost`: there is none now, and another one is started if this returns True. `on_ready`: there is one again.
-    `on_failed`: too many were lost. Another one is started after that number of seconds if this returns True, none if
-    it is None.
+    `on_lost` is called when the process is lost: another one is started if it returns True. `on_ready` is called when
+    the next one is ready. `on_failed` is called when too many were lost: another one is started after that number of
+    seconds if it returns True, and none if the number is None.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class Engine:
         self._on_failed = on_failed
         self._newest: ExecutorClient | None = None
         self._clients: set[ExecutorClient] = set()
-        """Engine processes that are not closed: the present one, and those that end their last requests."""
+        """Engine processes that are not closed: the present one, and those that finish their last requests."""
         self._ready_at = 0.0
         self._deaths: list[tuple[float, bool]] = []
         """Failed starts, and losses of engine processes that had not proved themselves; whether they were killed."""
@@ -268,7 +270,8 @@ class Engine:
     def _counts(self, loss: Loss) -> bool:
         """Whether a loss counts against `retry_threshold`: its engine process had done nothing yet.
 
-        It does not if a guilty request explains it, nor do those before it then. With a threshold of 0 each does.
+        A loss that a guilty request explains does not count, nor do the losses before it. With a threshold of 0 every
+        loss counts.
         """
         idle = not loss.resumed and not loss.ended
         ready_for = asyncio.get_running_loop().time() - self._ready_at
@@ -282,7 +285,7 @@ class Engine:
         return not (proved or explained) or not self._model.options.retry_threshold
 
     async def _recover(self, error: ExecutorError, *, counted: bool = True) -> None:
-        """Start another engine process: soon, after a pause if too many were lost, never if one is too many."""
+        """Start another engine process: soon, after a pause if too many were lost, or never if the threshold is 0."""
         threshold, failed = self._model.options.retry_threshold, False
         while True:
             now = asyncio.get_running_loop().time()
@@ -312,7 +315,7 @@ class Engine:
             return
 
     def _failures(self, now: float) -> int:
-        """How many engine processes count against `retry_threshold`."""
+        """The number of lost engine processes that count against `retry_threshold`."""
         excusing = self._model.options.retry_threshold and now - self._worked_at < _FORGIVEN_AFTER_SECONDS
         return sum(not (killed and excusing) for _, killed in self._deaths)
 
@@ -375,8 +378,8 @@ class Engine:
 def settle_garbage_collector() -> None:
     """Freeze what is loaded, and collect little at once: reference counting frees what a token allocates.
 
-    Nothing else runs meanwhile, up to a microsecond for each object that is looked at: all that came since the last
-    collection, of which there are at most 40,000. All that is alive is looked at after 50 million new objects only.
+    A collection stops everything else for up to a microsecond per object. It looks at the objects since the last one,
+    at most 40,000; at all objects only after 50 million new ones.
     """
     gc.collect()
     gc.freeze()

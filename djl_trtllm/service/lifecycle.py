@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 _EXPIRY_SECONDS = 0.25
 _TEXTS_AT_ONCE = 64
-"""This number of texts is queued, or cancelled, before others have the event loop: a few milliseconds at most."""
+"""The number of texts that are queued, or cancelled, in one turn of the event loop: a few milliseconds at most."""
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
 
 
@@ -65,12 +65,13 @@ def shutting_down(name: str) -> errors.NotReadyError:
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """The result of work on `size` bytes: of few here, of many in a worker thread."""
+    """Run `work` on `size` bytes, here if they are few, otherwise in a worker thread; return its result."""
     return work() if size <= SMALL else await WORKERS.run(work)
 
 
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
-    """`dialect.parse`, of a large request in a worker thread. A model's own code may want the thread that loaded it."""
+    """Return `dialect.parse`'s call; a worker thread parses large requests. A model's own code may want the thread that
+    loaded it."""
     size = 0 if model.custom is not None else dialect.size(request, model)
     return dialect.parse(request, model) if size <= SMALL else await WORKERS.run(lambda: dialect.parse(request, model))
 
@@ -207,7 +208,7 @@ class ModelService:
 
     @property
     def batch(self) -> RollingBatch | None:
-        """None before the first engine process is ready, and after the end. It outlives engine processes."""
+        """The rolling batch, which outlives engine processes; None before the first one is ready, and after the end."""
         return None if self._engine is None else self._engine.batch
 
     @property
@@ -216,7 +217,7 @@ class ModelService:
 
     @property
     def refusals(self) -> Mapping[str, str]:
-        """What the engine refuses, see `batching.admission.refusals`; nothing is known of one that has not started."""
+        """The engine's refusals (`batching.admission.refusals`); empty before an engine process has started."""
         engine = self._engine
         return {} if engine is None or engine.batch is None else refusals(engine.limits, engine.features)
 
@@ -318,8 +319,8 @@ class ModelService:
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected.
 
-        Of thousands of requests some end in each turn of the event loop, the oldest last: those may be running, and
-        none of the others is to start in their places.
+        If there are thousands, some end in each turn of the event loop, the oldest last: these may be running, and none
+        of the others is to start in their places.
         """
         left = [state for state in states if not state.done]
         if not left or self.batch is None:
@@ -551,7 +552,7 @@ async def _end(workers: list[ModelService], timeout: float) -> None:
 
 
 def _start(model: Model, number: int, name: str) -> Start:
-    """How to start worker `number`: the first one as the model says, the others like it on further GPUs."""
+    """The start message of worker `number`: the first worker's is the model's own, the others run on further GPUs."""
     if not model.gpus or not number:
         return model.start
     named = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
@@ -571,7 +572,7 @@ def _start(model: Model, number: int, name: str) -> Start:
 class Registry:
     """The models of a server, by name.
 
-    `lost` names those that the server was started for and that were unregistered: it is not healthy without them.
+    `lost` names models of the server's start that were unregistered: without them the server is not healthy.
     """
 
     models: dict[str, ServedModel] = field(default_factory=dict)

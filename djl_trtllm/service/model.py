@@ -86,8 +86,9 @@ class Model:
     start: Start
     limits: BatchLimits
     texts: Callable[[], Texts]
-    """Loads them at the first call, which takes up to a second, and more where a tokenizer is converted: meanwhile the
-    engine process loads the engine. Raises TokenizerError, and ModelError for a model.py that fails."""
+    """Loads tokenizer and formatters at the first call, which takes up to a second, or more if a tokenizer is
+    converted; the engine process loads the engine meanwhile. Raises TokenizerError, and ModelError for a model.py that
+    fails."""
     gpus: int
     """GPUs per engine process."""
     backend: Backend
@@ -216,7 +217,7 @@ def plan(
 def _plan_files(
     source: ModelSource, files: Path, tokenizer_dir: Path | None, draft: Path | None, *, under_djl: bool
 ) -> tuple[Config, Layout, EnginePlan]:
-    """`plan` for files that are all here."""
+    """Do what `plan` does, for a source whose files are all here."""
     layout = replace(inspect(files), draft=_draft_layout(draft))
     return _planned_of(source, layout, tokenizer_dir, under_djl=under_djl)
 
@@ -520,8 +521,8 @@ _HANDLERS = ("djl_trtllm.handler", "djl_trtllm.async_handler")
 class Preview:
     """The configuration, and its plan or the reason why it cannot be served.
 
-    Neither of the two: there is nothing to plan yet, and the configuration is in order as far as it is known.
-    `remarks` say what was supposed or not looked at.
+    With neither plan nor reason there is nothing to plan yet, and the configuration is in order as far as it is known.
+    `remarks` say which facts were supposed or not looked at.
     """
 
     config: Config
@@ -604,7 +605,7 @@ def preview(
 
 
 def _not_looked_at(model: str) -> NotDescribedError:
-    """The reason why a model elsewhere is not planned. Raises DownloadError for an address that is malformed."""
+    """The error that says why a model elsewhere is not planned. Raises DownloadError for a malformed address."""
     is_remote_destination(model)
     return NotDescribedError(f"{model} is looked at when it is served (--offline)")
 
@@ -640,7 +641,7 @@ def _under_djl(config: Config) -> bool:
 
 
 def _ranks(config: Config, layout: Layout) -> int:
-    """How many GPUs the model is spread over; `max` is one where there are none."""
+    """The number of GPUs over which the model is spread; `max` counts as one where there are none."""
     options = config.options
     degrees = (
         layout.tensor_parallel or options.tensor_parallel_degree,
@@ -655,7 +656,8 @@ def _is_archive(model: str) -> bool:
 
 
 def _unopened(model: str, config: Config, machine: _Machine) -> Preview:
-    """An archive in S3 is fetched whole or not at all: only whether it is there is looked up. Raises DownloadError."""
+    """The preview of an archive in S3, which is only looked up: it is fetched whole or not at all. Raises
+    DownloadError."""
     from djl_trtllm.model.remote.s3_download import list_objects
 
     list_objects(S3Address.parse(model))

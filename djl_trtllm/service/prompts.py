@@ -29,11 +29,11 @@ T = TypeVar("T")
 _INLINE_CHARACTERS = 2048
 """Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
 _REQUEST_CHARACTERS = 64
-"""A request for a vector takes as long as tokenising this number of characters, beside its own."""
+"""The number of characters whose tokenising takes as long as a request for a vector, beside its own text."""
 _INLINE_TOKENS = 256
-"""Up to this number of ids is decoded on the event loop."""
+"""The most ids that are decoded on the event loop."""
 _ANY_LENGTH = 1024
-"""The length that is assumed for the tokens of a vocabulary without a longest token."""
+"""The longest token, in characters, that is assumed for a vocabulary without one."""
 _MARGIN = 65_536
 """Characters that are kept before a truncated prompt: where its first token begins depends on them."""
 
@@ -62,7 +62,7 @@ class PromptReader:
     async def prompt_of(self, request: GenerationRequest, *, takes_images: bool) -> ReadPrompt:
         """Read a request's prompt; `takes_images`: whether the engine does. Raises InvalidRequestError.
 
-        Images come first: what is wrong with one costs no rendering.
+        Images come first, so that a bad image costs no rendering.
         """
         if request.images and request.truncate is not None:
             raise InvalidRequestError("'truncate' is given and the messages have images: leave it out")
@@ -146,7 +146,7 @@ class PromptReader:
         return text[: (longest or _ANY_LENGTH) * truncate + _MARGIN]
 
     def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> Awaitable[str]:
-        """The prompt of a conversation. Raises InvalidRequestError, and so does what it returns."""
+        """Render a conversation, and return its prompt. Raises InvalidRequestError, and so does awaiting the result."""
         if self._renderer is None:
             self._renderer = ChatRenderer(self._tokenizer, self._template_timeout)
         return self._renderer.render(messages, keywords)

@@ -116,9 +116,9 @@ class ChatRenderer:
         self._templates = tokenizer.chat_templates
         self._timeout = timeout
         self._waiting: OrderedDict[asyncio.Future[str], Conversation] = OrderedDict()
-        """What is to be rendered, by the prompt that somebody waits for."""
+        """The conversations that wait, by the future of their prompt."""
         self._rendering: asyncio.Task[None] | None = None
-        """Renders what waits; there is one while something does."""
+        """The task that renders while conversations wait."""
         self._process: RenderingProcess | None = None
         self._closed = False
 
@@ -127,7 +127,7 @@ class ChatRenderer:
         try:
             content = pickle.dumps((list(messages), dict(keywords)))
         except Exception as error:  # made by a model directory's own formatter, or nested too deep
-            raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
+            raise InvalidRequestError(f"the messages are not JSON: {type(error).__name__}: {error}") from error
         loop = asyncio.get_running_loop()
         prompt: asyncio.Future[str] = loop.create_future()
         self._waiting[prompt] = Conversation(content, current_request_id())
@@ -167,8 +167,8 @@ class ChatRenderer:
     async def _rendered(self, conversation: Conversation) -> str:
         """Have a conversation rendered. Where that fails, the next one gets a new process.
 
-        A process that has rendered others may end while it is idle, as by the kernel where memory is short: then this
-        one gets a new process, once.
+        A process may end while it is idle, for example by the kernel when memory is short. Then this conversation gets
+        a new process, once.
         """
         self._require_open()
         kept = self._process is not None
@@ -189,7 +189,7 @@ class ChatRenderer:
             if kept:
                 await self._end_process()
                 return await self._rendered(conversation)
-            problem = "its process has ended, as one does that takes too much memory"
+            problem = "its process has ended, probably because it took too much memory"
         except OSError as error:
             problem = f"its process cannot be started ({error})"
         await self._end_process()

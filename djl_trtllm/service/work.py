@@ -64,7 +64,7 @@ class WorkerThreads(Executor):
 
     @property
     def waiting(self) -> int:
-        """How many pieces of work no thread has begun."""
+        """The number of pieces of work that no thread has begun."""
         return max(0, self._busy - self._most)
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -100,7 +100,7 @@ _SECONDS = 900.0
 _MEMORY = 2 * 1024**3
 """The most bytes of a process beyond its start. The largest files take 0.4 GB."""
 _NICENESS = 5
-"""The server has the processor first."""
+"""The niceness of the process, so that the server has the processor first."""
 # The process imports from the same path as this one, and not from where this one happens to stand.
 _PROGRAM = """
 import json, sys
@@ -150,9 +150,9 @@ class Calls:
 class BoundedCalls(Calls):
     """Calls in a new process, one after the other; a context manager, which ends the process.
 
-    `work`, arguments and results are pickled; what the process logs is logged here. Calls also raise ModelError, where
-    one takes more than `seconds` of processor time, or they more than `memory` bytes; `doing` says in errors what that
-    was: "reading the files of ...".
+    `work`, arguments and results are pickled; what the process logs is logged here. A call also raises ModelError if it
+    takes more than `seconds` of processor time, or the process more than `memory` bytes; `doing` says in errors what
+    that was: "reading the files of ...".
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class BoundedCalls(Calls):
         self._process.wait()
 
     def later(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
-        """As for `Calls`: the work is done now, and its result is unpickled when the function is called."""
+        """See `Calls.later`. The work is done now, and its result is unpickled when the function is called."""
         try:
             self._connection.send(partial(work, *args, **kwargs))
             while self._connection.poll(_SECONDS):

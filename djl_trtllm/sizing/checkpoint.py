@@ -42,7 +42,7 @@ def positive(text: Mapping[str, Any], name: str) -> int | None:
 
 
 def listed(text: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """A list, or nothing."""
+    """The list under a key, empty if there is none."""
     value = text.get(name)
     return value if isinstance(value, list) else ()
 
@@ -57,7 +57,9 @@ Kind = Literal["attention", "latent", "state", "none"]
 
 @dataclass(frozen=True)
 class LayerCache:
-    """`attention` keeps a key and a value of `kv_heads` x `head_dim` per token. `latent` (MLA) keeps one vector of
+    """The part of a sequence that one layer keeps.
+
+    `attention` keeps a key and a value of `kv_heads` x `head_dim` per token. `latent` (MLA) keeps one vector of
     `head_dim` for all heads, the same on every rank. `state` (Mamba, linear attention) keeps `state` bytes of a
     sequence, whatever its length. The layer attends to `window` tokens if it has a window.
     """
@@ -68,7 +70,6 @@ class LayerCache:
     window: int | None = None
     state: int = 0
     """Bytes per sequence of a recurrent state, in place of keys or beside them."""
-    state_elements: int = 0
     value_dim: int | None = None
     """The length of a value where it is not that of a key."""
 
@@ -104,13 +105,12 @@ def layer_caches(config: Mapping[str, Any]) -> tuple[LayerCache, ...]:
         if kind == "none":
             caches.append(LayerCache("none"))
         elif kind == "state":
-            caches.append(LayerCache("state", state=state, state_elements=sum(elements)))
+            caches.append(LayerCache("state", state=state))
         elif latent:
             caches.append(LayerCache("latent", 1, latent + (positive(text, "qk_rope_head_dim") or 0), window))
         else:
             heads, keys, values = _heads(text, shape, index, window)
-            kept = (state, sum(elements)) if kind == "both" else (0, 0)
-            caches.append(LayerCache("attention", heads, keys, window, *kept, values))
+            caches.append(LayerCache("attention", heads, keys, window, state if kind == "both" else 0, values))
     return tuple(caches)
 
 
@@ -132,7 +132,8 @@ def _heads(text: Mapping[str, Any], shape: ModelShape, index: int, window: int |
 
 
 def _block(text: Mapping[str, Any], index: int) -> Mapping[str, Any] | None:
-    """The attention of one layer of a model that architecture search made (DeciLM, Llama-Nemotron)."""
+    """The attention of one layer of a model from an architecture search (DeciLM, Llama-Nemotron); None for other
+    models."""
     blocks = listed(text, "block_configs")
     if index >= len(blocks) or not isinstance(blocks[index], dict):
         return None
@@ -170,7 +171,7 @@ def _kinds(text: Mapping[str, Any], layers: int) -> list[str]:
 
 
 def _named_kinds(text: Mapping[str, Any], layers: int) -> list[str]:
-    """The kinds of a list that names each layer's; empty without one."""
+    """The kinds of all layers, from a list in config.json; empty without one."""
     pattern = text.get("hybrid_override_pattern")  # Nemotron-H
     blocks = listed(text, "block_types") or listed(text, "_block_types")  # RecurrentGemma repeats its pattern
     lists = (
@@ -308,7 +309,7 @@ def _attention(
 
 
 def _mixer(layer: str, text: Mapping[str, Any], hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Mamba and linear attention: a projection into the mixer and one out of it."""
+    """The matrices of Mamba or linear attention in a layer: a projection into the mixer and one out of it."""
     heads, head_dim = positive(text, "mamba_num_heads") or 0, positive(text, "mamba_head_dim") or 0
     if values := positive(text, "linear_num_value_heads"):
         inner = values * (positive(text, "linear_value_head_dim") or 128)
@@ -364,7 +365,7 @@ def _feed_forward(
 
 
 def _is_dense(text: Mapping[str, Any], index: int) -> bool:
-    """Return whether a layer of a model with experts has none."""
+    """Return whether a layer has no experts in a model that has some."""
     every = listed(text, "moe_layer_freq")
     if index < len(every):
         return not every[index]
@@ -374,7 +375,8 @@ def _is_dense(text: Mapping[str, Any], index: int) -> bool:
 
 
 def _searched_width(text: Mapping[str, Any], index: int, hidden: int) -> int | None:
-    """The inner size of a layer that architecture search chose (DeciLM): 0 for a layer without; None elsewhere."""
+    """The inner size of a layer from an architecture search (DeciLM): 0 for a layer without MLP; None for other
+    models."""
     blocks = listed(text, "block_configs")
     ffn = part(blocks[index], "ffn") if index < len(blocks) and isinstance(blocks[index], dict) else {}
     if not ffn:
@@ -412,7 +414,7 @@ class CheckpointSizes:
     """The tensors, summed by what decides their division among ranks."""
     source: str
     quantization: str | None = None
-    """As stored, by TensorRT-LLM's name; None if the weights are not quantised."""
+    """The stored quantisation, by TensorRT-LLM's name; None if the weights are not quantised."""
     kv_quantization: str | None = None
     """Quantisation of the KV cache, if the checkpoint asks for one."""
     tied: bool = False

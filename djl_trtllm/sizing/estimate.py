@@ -98,7 +98,8 @@ _DENSE = MappingProxyType({1: 11.0, 2: 6.5, 4: 5.0, 8: 5.0})
 _EXPERTS = MappingProxyType({1: 22.0, 2: 13.0, 4: 10.0, 8: 10.0})
 _MOE_BLOCK = 128
 _PYTORCH_OVERHEAD = 3 * GIB + 150 * MIB
-"""AIConfigurator's 3.5 GiB are of a capacity of 80 GiB; of the 79.65 GiB that NVML reports it is this much."""
+"""PyTorch's memory beside the model: AIConfigurator has 3.5 GiB of 80 GiB, which is this much of the 79.65 GiB of
+NVML."""
 _ENGINE_PROCESS = 548 * MIB
 """The CUDA context of TensorRT-LLM's proxy, which is in the engine process, on the first GPU beside its rank's: a third
 of the 1,644 MiB that two ranks' contexts and it took on an H200 (docs/verification.md, "On a GPU"). With one rank the
@@ -112,10 +113,11 @@ _LOGITS_COPIES = 5
 
 
 _OF_CUDA = 0.995
-"""What CUDA sees of the memory that NVML reports: 139.80 of 140.40 GiB of an H200, 79.18 of 79.65 of an H100."""
+"""The share of NVML's memory that CUDA sees: 139.80 of 140.40 GiB of an H200, 79.18 of 79.65 of an H100."""
 _LARGE_GPU = 70 * GIB
 _VLLM_TOKENS = MappingProxyType({True: 8192, False: 2048})
-"""vLLM's default of max_num_batched_tokens on a large GPU and on others, an A100 among them (`get_batch_defaults`)."""
+"""vLLM's default of max_num_batched_tokens (`get_batch_defaults`): True for a large GPU, False for others such as an
+A100."""
 
 
 def usual_vllm_tokens(gpu_memory: int) -> int:
@@ -145,14 +147,14 @@ class EngineConstants:
 
 
 FITTED = EngineConstants(scale=2.4, overhead=int(2.5 * GIB), eight_ranks=int(2.75 * GIB))
-"""By `python -m tools.sizing.check_tables --fit`."""
+"""The constants that `python -m tools.sizing.check_tables --fit` has fitted."""
 
 
 def _engine_activations_per_token(sizes: CheckpointSizes, tensor_parallel: int, scale: float) -> float:
     """Bytes per token of max_num_tokens: residuals on every rank, and the split parts of MLP and attention.
 
-    A model with experts takes twice as much, and each expert that a token goes to has an MLP (AIConfigurator has the
-    same factor).
+    In a model with experts the MLP counts for each expert that a token goes to, and the sum twice (AIConfigurator has
+    the same factor).
     """
     shape = sizes.shape
     hidden, head_dim = shape.hidden or 0, shape.head_dim or 0

@@ -70,7 +70,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def fingerprint(sizes: CheckpointSizes) -> str:
-    """What a model's speed depends on beside its precision: equal for checkpoints whose layers have the same sizes."""
+    """A key of everything in a checkpoint but precision that decides its speed: equal if layers have the same sizes."""
     shape = sizes.shape
     numbers = (shape.num_layers, shape.hidden, shape.num_heads, shape.head_dim, shape.intermediate, shape.vocab_size)
     text = repr((numbers, sizes.experts, sizes.experts_per_token, sizes.layers))

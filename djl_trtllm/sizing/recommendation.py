@@ -20,7 +20,7 @@ from djl_trtllm.sizing.machines import GpuModel, Instance, instance_named
 
 DEFAULT_ALPHA = 0.2
 LEAST_WORTH_TRYING = 256
-"""Halving ends here: smaller values split every prompt into many iterations."""
+"""The value at which halving ends: smaller ones split every prompt into many iterations."""
 
 
 def guess_max_num_tokens(max_batch_size: int, max_input_len: int, alpha: float = DEFAULT_ALPHA) -> int:
@@ -311,7 +311,8 @@ def recommend(
     gpu: str | None = None,
     lmi: str = DEFAULT_LMI,
 ) -> Recommendation:
-    """`machine` is None for GPUs that are not in the table; `gpu` names them then. Raises SizingError.
+    """The recommendation for a model under these conditions. `machine` is None for GPUs that are not in the table,
+    which `gpu` then names. Raises SizingError.
 
     Rows are of plain models on TensorRT-LLM: neither quantised nor spread over groups of GPUs, without beams, adapters
     and drafts.

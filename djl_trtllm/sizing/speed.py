@@ -48,10 +48,10 @@ _BUSIEST = 0.95
 
 
 Constants = Mapping[str, float]
-"""The part of the data sheet's numbers that kernels reach, and the host's seconds, on one engine; see speed.toml."""
+"""The share of the data sheet's numbers that kernels reach, and the host's seconds, on one engine; see speed.toml."""
 _TABLE = read_table("speed.toml", __package__)
 CONSTANTS: Mapping[str, Constants] = {engine: _TABLE["gpu"] | host for engine, host in _TABLE["host"].items()}
-"""By engine: the backends of `Conditions`."""
+"""The constants by engine, as `Conditions` names the backends."""
 
 
 @dataclass
@@ -105,9 +105,8 @@ class Rank:
 class Speed:
     """The speed that the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
 
-    `running` of the clients have a request that runs, the others wait for one to end. `limit` is what the
-    largest part of the time goes to, of parts that may overlap; `origin` is the measured point that corrected the
-    prediction, if any.
+    `running` of the clients have a request that runs, the others wait for one to end. `limit` names the part that takes
+    most of the time (parts may overlap); `origin` is the measured point that corrected the prediction, if any.
     """
 
     load: Load
@@ -271,7 +270,7 @@ _FAR = math.log(4)
 
 
 def _distance(load: Load, point: Point) -> float:
-    """How many times as many clients, prompt tokens or output tokens one has as the other, as a logarithm."""
+    """The largest ratio of the clients, prompt tokens or output tokens of both, as a logarithm."""
     return max(abs(math.log(getattr(load, name) / getattr(point, name))) for name in ("clients", "isl", "osl"))
 
 
@@ -281,5 +280,5 @@ def _pairs(tokens: float, window: int | None) -> float:
 
 
 def _longest(*parts: float) -> float:
-    """The longest of these, and more where others take nearly as long: they do not overlap wholly."""
+    """The longest of these times, and more where others take nearly as long: they do not overlap wholly."""
     return math.hypot(*parts)

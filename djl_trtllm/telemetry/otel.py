@@ -45,7 +45,8 @@ _SERVER_ERROR = 500
 
 
 def exporter(kind: Literal["trace", "metric"], protocol: str, endpoint: str | None = None) -> Any:
-    """The exporter of OTLP over HTTP or gRPC, each in a package; without `endpoint`, as the environment says."""
+    """The exporter of OTLP over HTTP or gRPC, each in a package of its own; without `endpoint`, the environment names
+    it."""
     package = f"opentelemetry.exporter.otlp.proto.{'grpc' if protocol == GRPC else 'http'}.{kind}_exporter"
     return getattr(import_module(package), "OTLPSpanExporter" if kind == "trace" else "OTLPMetricExporter")(endpoint)
 

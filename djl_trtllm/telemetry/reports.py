@@ -1,4 +1,5 @@
-"""Requests at their end: what the front end saw, their line in the log, the record, and their way to OpenTelemetry.
+"""Requests at their end: the facts that the front end has noted, their line in the log, the record, and their way to
+OpenTelemetry.
 
 The options and OpenTelemetry's environment variables say whether there are traces and metrics. OpenTelemetry is
 imported only if they ask for it.
@@ -96,7 +97,7 @@ class Generated(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """The parameters of a request (of its first prompt), named as in the conventions for traces."""
+    """The parameters of a request (of its first prompt), under the names that OpenTelemetry's conventions use."""
 
     operation: str
     max_tokens: int

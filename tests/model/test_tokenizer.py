@@ -525,7 +525,7 @@ def test_qwen_1_is_read_without_its_code(tmp_path: Path) -> None:
     assert tokenizer.end_ids == {263} and tokenizer.vocab_size == 263 + 208
     for wrong in (b"aGU= 1\n*** 2\n", b"aGU= -1\n", b"aGU= 99999999999\n"):
         (tmp_path / "qwen.tiktoken").write_bytes(wrong)
-        with pytest.raises(TokenizerError, match=r"qwen\.tiktoken is no file of tiktoken"):
+        with pytest.raises(TokenizerError, match=r"qwen\.tiktoken is not a tiktoken file"):
             load_tokenizer(tmp_path)
     (tmp_path / "qwen.tiktoken").write_bytes(bytes(2**26 + 1))
     with pytest.raises(TokenizerError, match=r"qwen\.tiktoken cannot be read: it has more than 67,108,864 bytes"):

@@ -153,10 +153,10 @@ def scans(count: int, form: str = "JPEG", **options: Any) -> bytes:
 @by_rows(
     ("file", "said"),
     [
-        (b"", "no file of PNG, JPEG, WEBP, GIF"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'/>", "no file of"),
-        (encoded(form="BMP"), "no file of"),
-        (encoded(form="TIFF"), "no file of"),
+        (b"", "expected a file of PNG, JPEG, WEBP, GIF"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg' width='1' height='1'/>", "expected a file of"),
+        (encoded(form="BMP"), "expected a file of"),
+        (encoded(form="TIFF"), "expected a file of"),
         (encoded()[:-200], "damaged"),
         (encoded(form="JPEG")[:-200], "damaged"),
         (png(4, 4), "damaged"),

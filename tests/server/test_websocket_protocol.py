@@ -132,7 +132,7 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
     assert peer.connections.context.bodies.used == 6000 - 8  # without its head
     peer.sends(message[6000:10_000])
     peer.sends(message[10_000:])
-    assert peer.closed == (1013, "max_body_memory=20000 bytes leave too little for this")
+    assert peer.closed == (1013, "too little of max_body_memory=20000 bytes is left: try again later")
     assert peer.wire.done >= {"close"}
     peer.sends(frame(PING_FRAME))
     assert peer.received == []

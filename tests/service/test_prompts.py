@@ -237,7 +237,7 @@ async def test_messages_that_no_process_can_take_are_refused(renderer: ChatRende
     deep: Any = None
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(InvalidRequestError, match="the messages are no JSON"):
+    with pytest.raises(InvalidRequestError, match="the messages are not JSON"):
         await renderer.render([{"role": "user", "content": deep}], {})
     while deep:  # without recursion
         (deep,) = deep

@@ -39,9 +39,9 @@ def test_latent_attention_keeps_one_vector_of_576_on_every_rank() -> None:
 def test_a_layer_keeps_what_its_family_does(
     model: str, base: str, changes: dict[str, Any], layers: list[list[Any]]
 ) -> None:
-    """`layers`, from the first one: kind, window, elements per token, elements of the state."""
+    """`layers`, from the first one: kind, window, elements per token, bytes of the state in 16 bits."""
     found = layer_caches(CONFIGS[base] | changes)[: len(layers)]
-    assert [[each.kind, each.window, each.per_token(1), each.state_elements] for each in found] == layers, model
+    assert [[each.kind, each.window, each.per_token(1), each.state] for each in found] == layers, model
 
 
 def windows(config: dict[str, Any]) -> list[int | None]:
@@ -70,8 +70,7 @@ def test_nemotron_h_has_four_kinds_of_layers_in_its_pattern() -> None:
     assert (kinds.count("state"), kinds.count("attention"), kinds.count("none")) == (24, 4, 24)
     state = layers[0]
     # Three inputs of the convolution, and 128 heads of 64 x 128.
-    assert state.state_elements == 3 * (128 * 64 + 2 * 8 * 128) + 128 * 64 * 128
-    assert state.state == 2 * state.state_elements
+    assert state.state == 2 * (3 * (128 * 64 + 2 * 8 * 128) + 128 * 64 * 128)
     assert (state.per_token(1), state.per_sequence(4)) == (0, state.state // 4)
     # In float32 the state itself takes twice as much.
     wide = layer_caches(nemotron_h(mamba_ssm_cache_dtype="float32"))[0]
@@ -102,7 +101,7 @@ def test_every_nth_layer_of_some_families_sees_everything(family: str, step: int
 @by_rows("factor", ["mamba_expand", "expand"])
 def test_a_state_is_found_under_every_name_of_its_sizes(size: str, width: str, factor: str) -> None:
     config = {"model_type": "mamba", "num_hidden_layers": 1, width: 100, size: 8, factor: 3, "conv_kernel": 3}
-    assert layer_caches(config)[0].state_elements == 2 * 300 + 300 * 8
+    assert layer_caches(config)[0].state == 2 * (2 * 300 + 300 * 8)
 
 
 def test_the_parameters_of_llama_3_8b_are_counted_exactly() -> None:

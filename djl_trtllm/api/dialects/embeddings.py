@@ -51,7 +51,7 @@ FIELDS = Table(
 
 
 class EmbeddingsEncoder(PooledEncoder):
-    """OpenAI's response: `format` is float or base64 (of float32, in the order of bytes of x86 and Arm)."""
+    """OpenAI's response: `format` is float or base64 (of little-endian float32)."""
 
     def __init__(self, count: int, model: str, format_: str) -> None:
         super().__init__(count)

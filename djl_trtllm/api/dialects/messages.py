@@ -134,7 +134,7 @@ class MessageEncoder(PartsEncoder):
         }
 
     def _usage(self, generated: int, reused: int = 0) -> dict[str, Any]:
-        """The prompt's tokens are those that the prefix cache did not have."""
+        """Anthropic's `usage`. Its `input_tokens` are those that the prefix cache did not have."""
         return {
             "input_tokens": self.prompt_tokens - reused,
             "cache_creation_input_tokens": 0,
@@ -166,7 +166,7 @@ def _event(kind: str, members: dict[str, Any]) -> bytes:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. What is no JSON object, as where a limit cut it off, is shown as text."""
+    """The arguments of a call. A text that is not a JSON object, because a limit cut it off, is shown as text."""
     try:
         value = read_json(arguments.encode() or b"{}")
     except (orjson.JSONDecodeError, errors.InvalidRequestError):
@@ -196,7 +196,8 @@ _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled":
 
 
 class _Thinking(NamedTuple):
-    """Whether the template is asked for thinking, whether the answer leaves out its text, and its most tokens."""
+    """Whether the template is asked for thinking, whether the answer leaves out its text, and how many tokens it may
+    have."""
 
     enabled: bool
     omitted: bool
@@ -244,7 +245,7 @@ _TOOL = {"type": "object", "properties": {"name": {"type": "string", "minLength"
 
 
 def _listed(items: Any, most: int) -> Kind:
-    """Describes a list that a function below reads."""
+    """The kind of a list of at most `most` items, which the functions below read one by one."""
     return Kind("a list", lambda value: value, {"type": "array", "items": items, "maxItems": most})
 
 

@@ -2,7 +2,7 @@
 `score`.
 
 Sources: `vllm/entrypoints/pooling/scoring/protocol.py`; `router/src/http/types.rs` of Text Embeddings Inference, whose
-`/rerank` has the address of vLLM's: a body with `texts` is its. The best documents come first.
+`/rerank` has the same path as vLLM's: a body with `texts` is for this API. The best documents come first.
 """
 
 import time

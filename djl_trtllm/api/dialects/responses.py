@@ -36,7 +36,7 @@ from djl_trtllm.request import FinishReason, SequenceResult
 
 
 class Stored:
-    """The stored responses of one API key. What a request reads of them is bounded as its body.
+    """The stored responses of one API key. A request may read as many bytes of them as its body may have.
 
     An entry has the response, its own input and output as lists in JSON, and the id of its predecessor.
     """
@@ -88,7 +88,8 @@ _ITEM_ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_(\d{1,4})")
 
 
 class Items:
-    """Reads the items of one request. `own` are those that it brings, as they are stored."""
+    """Reads the items of one request. `own` are the items that the request itself brings, in the form in which they are
+    stored."""
 
     def __init__(self, stored: Stored, problems: Problems) -> None:
         self.own: list[Any] = []
@@ -360,7 +361,8 @@ _LEFT_OUT = ("web_search", "image_generation")
 
 
 class _Tools:
-    """The tools of a request in chat's form, with the namespaces and names of their functions by what models see."""
+    """The tools of a request in chat's form, with the namespaces and names of their functions by the names that models
+    see."""
 
     def __init__(self, raw: Any, problems: Problems) -> None:
         self.tools: list[dict[str, Any]] = []
@@ -410,7 +412,7 @@ class Responses(OpenAiLike):
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
 
     def size(self, request: RawRequest, model: ModelContext) -> int:
-        """Stored responses are read too."""
+        """The bytes of the body and of the stored responses, which `parse` reads too."""
         return len(request.body) + model.kept.size_of(request.key)
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
@@ -485,7 +487,7 @@ _REPEATED: dict[str, Any] = {
     "top_p": 1.0,
     "truncation": "disabled",
 }
-"""The members of a response that repeat its request, and what they are without one there."""
+"""The members of a response that repeat its request, with their values where the request has none."""
 
 
 def _members(payload: dict[str, Any], model: ModelContext, *, stores: bool) -> dict[str, Any]:

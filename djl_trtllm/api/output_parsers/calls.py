@@ -12,7 +12,7 @@ from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat
 _ARGUMENTS = ("arguments", "parameters")
 _B = f"[{reader.BLANKS}]*"
 _KEYS = frozenset({"name", *_ARGUMENTS, "id", "type"})
-"""Another key means that the object is no call."""
+"""The keys of a call. An object with another key is not a call."""
 _USUAL_HEAD = re.compile(
     rf'{_B}{{{_B}"name"{_B}:{_B}"([\w.-]+)"{_B},{_B}"(?:{"|".join(_ARGUMENTS)})"{_B}:{_B}(?={{)', re.ASCII
 )
@@ -35,7 +35,7 @@ class _Level:
     is_object: bool
     items: int = 0
     keyed: bool = False
-    """A key stands there, and its value is next."""
+    """A key has been written, and its value is next."""
 
     @property
     def takes_value(self) -> bool:
@@ -69,7 +69,8 @@ class CallParser(reader.Reader):
         self.tools = tools
         self._types: dict[tuple[str, str], frozenset[str]] = {}
         self._held: list[str] | None = None
-        """Markup before the call that is being read, and what is read of it: content if it turns out to be no call."""
+        """Markup before the call that is being read, and the part of the call that is read: content if it is not a call
+        after all."""
         self._started = False
         self._completed_by: tuple[str, ...] | None = None
         """Markers that may follow, where the parameters of a call may be complete."""
@@ -107,7 +108,7 @@ class CallParser(reader.Reader):
             self.say(held + rest)
 
     def _alone(self) -> reader.Waiting:
-        """Read calls at the beginning of an output. Blanks before them are markup, if they are few."""
+        """Read calls at the beginning of an output. Few blanks before them are markup."""
         (call,), self._held = self.format.call, []
         while not self.text[self.at :].strip(reader.BLANKS) and len(self.text) <= reader.MOST_BLANKS:
             yield from self.more()
@@ -116,7 +117,7 @@ class CallParser(reader.Reader):
             yield from self._calls(None if self.format.forced else self.tools)
 
     def _calls(self, names: Container[str] | None) -> reader.Waiting:
-        """Read calls and the markers between and after them. What is held is content if there is none."""
+        """Read calls and the markers between and after them. Held text is content if there is no call."""
         found = False
         while (call := (yield from self._choose())) and (yield from self._several(call, names)):
             found = True
@@ -150,7 +151,8 @@ class CallParser(reader.Reader):
         return None
 
     def _several(self, call: Call, names: Container[str] | None) -> Generator[None, None, bool]:
-        """Read a call, or a list of calls whose opener is read. False if there is none: what was held is content."""
+        """Read a call, or a list of calls whose opener is read. Returns False if there is none: the held text was
+        content."""
         found = yield from self._one(call, names)
         while found and call.listed:
             self._repeated(call)
@@ -198,7 +200,7 @@ class CallParser(reader.Reader):
         self.say(arguments, reader.CallArguments)
 
     def _optional(self, marker: str) -> Generator[None, None, bool]:
-        """Read a marker, if it is next. Blanks before it are read anyway."""
+        """Read a marker, if it is next. Blanks before it are read in any case."""
         yield from self.skip_blanks()
         return (yield from self.read_if(marker))
 
@@ -285,7 +287,7 @@ class CallParser(reader.Reader):
     def _value(self, types: frozenset[str], after: Mapping[str, tuple[str, ...]]) -> reader.Waiting:
         """Read a value and the marker at its end: one of `after`, if one of the texts there follows it.
 
-        Text is passed on as it comes, and what may be JSON at its end.
+        A text is passed on as it comes, a value that may be JSON at its end.
         """
         ends = reader.markers(*after)
         pieces: list[str] = []
@@ -468,7 +470,7 @@ class CallParser(reader.Reader):
 
 
 def _json(text: str) -> Any:
-    """A part of a call. Raises NoMatch if it is no JSON."""
+    """The value of a part of a call. Raises NoMatch if it is not JSON."""
     try:
         value = json.loads(text)
         if isinstance(value, str):
@@ -485,7 +487,7 @@ def _name(value: Any, names: Container[str] | None) -> str:
 
 
 def _arguments(value: Any, raw: str) -> str:
-    """Arguments that are not streamed: an object, the text of one, or none."""
+    """Arguments that are not streamed, as JSON text: of an object, of the text of an object, or of no arguments."""
     if value is None:
         return "{}"
     if not isinstance(value, (dict, str)):

@@ -33,7 +33,7 @@ class Parameter:
     opener: str
     inner: tuple[str, ...]
     text_end: str
-    """The marker after the word that says whether the value is text; "" if there is no such word."""
+    """The marker after the word that says whether the value is text; "" if the format has no such word."""
     closer: str
     on_lines: bool
     """The value stands on lines of its own."""
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A row of `tools`. `markers` are shown where they are special tokens."""
+    """A row of `tools`. `markers` are shown in the text where they are special tokens."""
 
     call: Sequence[Call] = ()
     parameter: Parameter | None = None
@@ -135,9 +135,10 @@ class ToolFormat:
 # -- calls in their usual form -----------------------------------------------------------------------------------------
 
 FEW_BLANKS = _B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
-"""All blanks up to what comes next, at most 64: in one way, so that blanks beside each other cost no more."""
+"""A pattern of all blanks up to the next text, at most 64. It matches in one way only, so that neighbouring patterns of
+blanks cost no more."""
 FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
-"""A JSON object without others in it."""
+"""A pattern of a JSON object without objects or lists in it."""
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'
 _KEY = r"([\w.-]{1,256})"
 _QUOTES = reader.PYTHON_QUOTES + "<"
@@ -149,7 +150,7 @@ TypesOf = Callable[[str, str], frozenset[str]]
 
 
 class UsualCall:
-    """A call of a format behind another one of its kind, from what stands between them on."""
+    """A pattern of a call that follows another call of its kind, from the text between them on."""
 
     def __init__(self, call: Call, own: ToolFormat) -> None:
         self._pair: Callable[[str, tuple[str, ...], TypesOf], str | None] = self._typed
@@ -174,7 +175,8 @@ class UsualCall:
     def read(
         self, text: str, at: int, types_of: TypesOf, names: Container[str] | None
     ) -> tuple[list[reader.Event], int]:
-        """Read the calls of `names` (of any, if None) that stand at a place; returns them and where they end."""
+        """Read the calls that stand at a place and have one of `names` (any name, if None); returns them and
+        their end."""
         match, position, items, pair = self._pattern.match, self._name, self._item, self._pair
         events: list[reader.Event] = []
         start = reader.CallStart("")
@@ -244,7 +246,7 @@ def _written(parameter: Parameter, *, named: bool) -> str:
 
 
 def _string(quote: str) -> str:
-    """A string, without escape sequences that JSON lacks."""
+    """A pattern of a string without escape sequences that JSON lacks."""
     end, first = re.escape(quote), re.escape(quote[0])
     if quote in reader.PYTHON_QUOTES:
         return rf"{end}[^{first}\\]*(?:\\[{_ESCAPED}][^{first}\\]*)*{end}"
@@ -256,7 +258,7 @@ def _without_groups(pattern: str) -> str:
 
 
 def _from_python(text: str) -> str:
-    """The inside of such a string, as that of a JSON string: of most, only the quotes differ."""
+    """The inside of a Python string, as that of a JSON string: for most strings, only the quotes differ."""
     if "\\\\" in text or not text.isprintable():
         return reader.unescaped(text)
     return text.replace('"', '\\"').replace('\\\\"', '\\"').replace("\\'", "'")
@@ -267,7 +269,7 @@ def _from_python(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A row of `reasoning`. `markers` are shown where they are special tokens."""
+    """A row of `reasoning`. `markers` are shown in the text where they are special tokens."""
 
     open: str = ""
     close: str = ""

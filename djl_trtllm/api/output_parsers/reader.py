@@ -80,7 +80,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 def word(text: str) -> str:
-    """A value without quotes, as JSON: a number, one of Python's or JSON's three words, or else a text."""
+    """A value without quotes, as JSON: a number, one of Python's or JSON's three words, or otherwise a text."""
     if text in _WORDS or text in _WORDS.values():
         return _WORDS.get(text, text)
     return text if _NUMBER.fullmatch(text) else quoted(text)
@@ -93,7 +93,8 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def _sequences(unless: str) -> str:
-    """Escape sequences, too short ones only where this does not follow, because their digits may go on there."""
+    """A pattern of escape sequences. A sequence with few digits matches where `unless` does not follow: more digits may
+    come."""
     short = {mark: f"{_HEX}{{{most}}}|{_HEX}{{0,{most - 1}}}(?!{unless})" for mark, most in _DIGITS.items()}
     return rf"\\(?:{'|'.join(f'{mark}(?:{digits})' for mark, digits in short.items())}|[^xuU])"
 
@@ -106,7 +107,7 @@ PYTHON_QUOTES = "'\""
 
 
 def part_of_string(quote: str) -> re.Pattern[str]:
-    """A pattern for the inside of a Python string, up to its end, or to an escape sequence that may go on."""
+    """A pattern for the inside of a Python string, up to its end or to an escape sequence that is not complete yet."""
     other = rf"[^{quote}\\]*"
     return re.compile(f"{other}(?:{_SEQUENCE}{other})*", re.DOTALL)
 
@@ -124,7 +125,7 @@ def _rare(text: str) -> str:
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """A value that has one of these JSON types, or any if there are none, as JSON: a text if it is nothing else."""
+    """A value as JSON of one of these JSON types (of any, if there are none); otherwise the value as a JSON text."""
     text = text.strip()
     if not text and types and "string" not in types:
         return "[]" if "array" in types else "{}" if "object" in types else "null"
@@ -140,7 +141,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _of_python(text: str) -> str:
-    """A list or an object that the model wrote as Python prints it, as JSON: a text if it is none."""
+    """A list or an object as Python prints it, as JSON; other text as a JSON text."""
     with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         if text[0] in "[{" and "\\" not in text and len(text) <= _LONGEST_OF_PYTHON:
             return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
@@ -160,7 +161,7 @@ def _types_of(value: Any) -> set[str]:
 
 
 def types_in(schema: Any, root: Any) -> frozenset[str]:
-    """The JSON types that a schema allows, none if it does not say. Each part of it is looked at once."""
+    """The JSON types that a schema allows; none if it does not say. Each part of the schema is looked at once."""
     types: set[str] = set()
     waiting, seen = [schema], set()
     while waiting:
@@ -207,9 +208,9 @@ def member_of(schema: Any, key: str | None, root: Any) -> Any:
 BLANKS = " \t\r\n"
 _BLANKS = re.compile(f"[{BLANKS}]*")
 MOST_BLANKS = 256
-"""Characters of white space before markup that belong to it."""
+"""The most characters of white space before markup that count as part of the markup."""
 LONGEST_HEAD = 512
-"""Characters of what stands between two markers where a name, a key or a word is expected."""
+"""The most characters between two markers where a name, a key or a word is expected."""
 
 
 class Content(NamedTuple):
@@ -254,14 +255,14 @@ class OutputParser(ABC):
 
 
 class PlainParser(OutputParser):
-    """All text is content."""
+    """Passes all text on as content."""
 
     def feed(self, text: str) -> list[Event]:
         return [Content(text)] if text else []
 
 
 class NamedParser(OutputParser):
-    """The arguments of one function."""
+    """Passes all text on as the arguments of one function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -298,14 +299,14 @@ class Markers:
         return self._whole.search(text, at)
 
     def begun(self, text: str, at: int) -> int:
-        """The place from where on the text, which has no marker, may be the beginning of one."""
+        """The place from which the text, which has no whole marker, may be the beginning of a marker."""
         found = self._begun and self._begun.search(text, max(at, len(text) - self.longest + 1))
         return found.start() if found else len(text)
 
 
 @functools.lru_cache(256)
 def markers(*texts: str) -> Markers:
-    """Markers that a format makes up while it is read."""
+    """The `Markers` of these texts: one object for each set of texts that a format uses."""
     return Markers(*texts)
 
 
@@ -351,7 +352,7 @@ class Reader(OutputParser):
             self.events.append(kind(text))
 
     def take(self, end: int) -> str:
-        """Read up to the place `end`."""
+        """Read up to the place `end`, and return that text."""
         taken = self.text[self.at : end]
         self.at = end
         return taken
@@ -370,7 +371,7 @@ class Reader(OutputParser):
                 yield from self.more()
 
     def stands(self, marker: str) -> Generator[None, None, bool]:
-        """Whether a marker is next. It is not read."""
+        """Whether a marker is next. The marker is not read."""
         while len(rest := self.text[self.at : self.at + len(marker)]) < len(marker) and marker.startswith(rest):
             yield from self.more()
         return rest == marker
@@ -383,7 +384,8 @@ class Reader(OutputParser):
         return found
 
     def up_to(self, markers: Markers, kind: Kind) -> Generator[None, None, tuple[str, str]]:
-        """Read a marker and the text before it, which is said. Returns the blanks before the marker, and the marker."""
+        """Read up to a marker, and pass the text before it on as `kind`. Returns the blanks before the marker, and the
+        marker."""
         while (found := markers.find(self.text, self.at)) is None:
             self.say(self.take(self._blanks_start(markers.begun(self.text, self.at))), kind)
             yield from self.more()
@@ -392,7 +394,7 @@ class Reader(OutputParser):
         return blanks, self.take(found.end())
 
     def head(self, ends: Markers) -> Generator[None, None, tuple[str, str]]:
-        """Read a short text and the marker after it. Raises NoMatch if there is none soon."""
+        """Read a short text and the marker after it. Raises NoMatch if no marker comes soon."""
         while (found := ends.find(self.text, self.at)) is None:
             if len(self.text) - self.at > LONGEST_HEAD + ends.longest:
                 raise NoMatch

@@ -141,7 +141,7 @@ class ChannelParser(reader.Reader):
             self.at -= len(end)
 
     def _recipient(self, header: str) -> tuple[str, reader.Kind]:
-        """The function that is called, "" if none is, and what the message is."""
+        """The function that a message calls ("" if it calls none), and the kind of the message."""
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and self.tools is not None and (recipient[1] or recipient[2] in self.tools):
             return recipient[2], reader.CallArguments

@@ -51,8 +51,8 @@ _PRECISION = "f32"
 class CompiledPlan(EnginePlan):
     """The base of all plans of OpenVINO.
 
-    `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. An iteration takes at
-    most `max_num_batched_tokens` tokens.
+    `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are the format and the compression of its weights.
+    An iteration takes at most `max_num_batched_tokens` tokens.
     """
 
     dtype: str
@@ -239,7 +239,7 @@ EFFECTS: Effects = read_effects(__package__, "openvino")
 
 
 class OpenVinoBackend(EngineBackend):
-    """See `EngineBackend`."""
+    """The `EngineBackend` of OpenVINO."""
 
     effects: Mapping[str, Effects] = MappingProxyType({Backend.OPENVINO.value: EFFECTS})
     automatic = (Backend.OPENVINO.value,)
@@ -368,7 +368,7 @@ class OpenVinoBackend(EngineBackend):
     def _speculation(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, problems: list[str]
     ) -> tuple[Speculation | None, OpenVinoPlan | None]:
-        """What speculates, and the plan of the draft model; adds to `problems`."""
+        """The speculation of the model, and the plan of its draft model; adds to `problems`."""
         try:
             speculation = planned_speculation(config, layout, "OpenVINO", _SPECULATES)
         except ConfigError as error:
@@ -453,9 +453,9 @@ def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
 
 
 def _fits_twice(hardware: Hardware, weights: int, kv_cache: KvCachePlan | None) -> bool:
-    """Whether the model can be loaded a second time, for log-probabilities of prompts: in 32 bits, and twice.
+    """Whether memory has room to load the model a second time for log-probabilities of prompts: in 32 bits, and twice.
 
-    `weights` are those of a draft model, too.
+    `weights` (bytes) include those of a draft model.
     """
     if kv_cache is None or kv_cache.block_bytes is None:
         return False
@@ -463,7 +463,8 @@ def _fits_twice(hardware: Hardware, weights: int, kv_cache: KvCachePlan | None) 
 
 
 def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tuple[int, int]:
-    """Tokens per step, and sequences: a decoding step takes a token of each, so the first is never below the second."""
+    """Tokens per step, and the number of sequences: a decoding step takes a token of each, so there are at least as
+    many tokens."""
     asked = config.options.max_num_tokens
     if asked is None:
         floor = _BATCHED_TOKENS_OF_MANY if max_sequences > _MANY_SEQUENCES else _BATCHED_TOKENS

@@ -45,7 +45,7 @@ def refusal(error: Exception) -> str | Refusal:
 
 
 class ImagePrompts(images.ImagePrompts):
-    """See `executor.images.ImagePrompts`. `tokenizer` is the pipeline's."""
+    """The `executor.images.ImagePrompts` of OpenVINO. `tokenizer` is the pipeline's."""
 
     def __init__(self, engine_dir: Path, tokenizer: Any) -> None:
         super().__init__(engine_dir)
@@ -92,16 +92,17 @@ FEATURES: frozenset[str] = frozenset(
 """The features that OpenVINO honours, see `Ready.features`."""
 
 GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
-"""The features that OpenVINO also honours where the engine has a tokenizer of OpenVINO's own format."""
+"""Features that OpenVINO honours beside `FEATURES` where the engine has a tokenizer of OpenVINO's own format."""
 
 SCORES: frozenset[str] = frozenset({"prompt_logprobs"})
-"""The features that OpenVINO also honours where the weights fit into memory twice."""
+"""Features that OpenVINO honours beside `FEATURES` where the weights fit into memory twice."""
 
 IMAGES: frozenset[str] = frozenset({"images"})
 OF_TEXTS: frozenset[str] = frozenset({"repetition_penalty"})
-"""The features that are added, and those that are removed, where the engine has the parts that read images.
+"""Features that OpenVINO lacks where the engine has the parts that read images.
 
-OpenVINO GenAI computes the penalty without the tokens of a prompt that it gets as a text."""
+OpenVINO GenAI computes the penalty without the tokens of a prompt that it gets as a text.
+"""
 
 _MIRRORED = 4
 """The blocks of prompts that are remembered, as a multiple of the KV cache's: prompts that two API keys may share."""
@@ -142,7 +143,7 @@ class _Sequence:
         self.token_ids = ids
         self.cancelled = False
         self.repeated = request.repeated_ids
-        """The tokens that it has to make again before new ones."""
+        """The tokens that the sequence has to make again before new ones."""
 
 
 def _load(engine_dir: str, scheduler: SchedulerConfig, properties: dict[str, Any]) -> ContinuousBatchingPipeline:
@@ -159,7 +160,8 @@ def _load(engine_dir: str, scheduler: SchedulerConfig, properties: dict[str, Any
 def _new(
     sequence: _Sequence, token_ids: list[int], logprobs: list[float] | None
 ) -> tuple[list[int], list[float] | None]:
-    """The tokens after those that a sequence makes again. Raises ValueError where it makes others."""
+    """The tokens that follow those that a sequence makes again. Raises ValueError if it makes other tokens than
+    before."""
     count = min(len(sequence.repeated), len(token_ids))
     if token_ids[:count] != sequence.repeated[:count]:
         raise ValueError("the request could not go on: it had other tokens before the engine process was lost")
@@ -168,7 +170,7 @@ def _new(
 
 
 class OpenVinoExecutor(GatedExecutor):
-    """See `GatedExecutor`."""
+    """The `GatedExecutor` of OpenVINO GenAI."""
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class OpenVinoExecutor(GatedExecutor):
         self._whole_prompts = 0 if draft_dir is None else max_num_batched_tokens
         self._held: deque[Submit] = deque()
         self._unread: dict[int, int] = {}
-        """Tokens of the prompts that are in the pipeline and have no token yet."""
+        """Prompt tokens, by request, of the prompts that are in the pipeline and have no output yet."""
         self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._image_prompts: ImagePrompts | None = None
         self._read: dict[int, list[ov.Tensor]] = {}
@@ -285,7 +287,7 @@ class OpenVinoExecutor(GatedExecutor):
         )
 
     def _salts_change_nothing(self, vocabulary: int) -> bool:
-        """Whether the model takes negative ids for what they mean."""
+        """Return whether the model takes negative token ids as equal to the ids that they stand for."""
         ids = [at % vocabulary for at in range(2 * BLOCK_TOKENS)]
         outputs = []
         for given in (ids, [id_ - vocabulary for id_ in ids]):

@@ -103,7 +103,8 @@ class CompiledGuides:
         """Problems of guides that were compiled; "" if a guide has none."""
 
     def __call__(self, key: Key, guide: Guide) -> str | None:
-        """Return a compiled guide's problem, "" if it has none. Before, return None and begin to compile it."""
+        """Return the problem of a guide that is compiled, "" if it has none. Return None for another guide, and begin
+        to compile it."""
         if self._compiling is not None and self._compiling[1].done():
             compiled, future = self._compiling
             error = future.exception()

@@ -1,6 +1,6 @@
 """The size of an OpenVINO engine's paged KV cache.
 
-Its prefix cache is followed from outside, and prompts of different groups share nothing in it.
+The engine does not report its prefix cache, so this follows it. Prompts of different groups share nothing in it.
 """
 
 import secrets
@@ -148,7 +148,7 @@ def plan_kv_cache(
     """Blocks from the options that ask for a size, else from what the batch needs and the machine has.
 
     `option.max_tokens_in_paged_kv_cache` and `option.kv_cache_free_gpu_mem_fraction` (here of free host memory): the
-    smaller of the two, and of a fraction no more than the batch can use. Without either: what `max_sequences`
+    smaller of the two, but of a fraction of memory no more than the batch can use. Without either: what `max_sequences`
     sequences of `max_seq_len` tokens need, at most a quarter of `available_memory` (bytes), at least one whole
     sequence. Raises ConfigError.
     """

@@ -1,6 +1,5 @@
-"""A model that embeds or scores, run by OpenVINO itself: the pipelines of OpenVINO GenAI take a batch and return with
-its last text, so that nothing could join them.
-"""
+"""A model that embeds or scores, run by OpenVINO itself: OpenVINO GenAI's pipelines take a batch and return with its
+last text, so that no text could join a running batch."""
 
 from collections.abc import Sequence
 from pathlib import Path

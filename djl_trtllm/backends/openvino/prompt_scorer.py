@@ -56,7 +56,8 @@ class PromptScorer:
         return True
 
     def give_up(self) -> Submit:
-        """The request that `advance` has raised for, which is held no more. The model is loaded anew for the next."""
+        """Give up the request for which `advance` has raised, and return it. The model is loaded anew for the next
+        request."""
         self._model, self._scores = None, [None]
         return self._held.popleft()
 

@@ -27,7 +27,7 @@ _EFFECTS: Effects = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptedPlan(EnginePlan):
-    """`script` is what `option.script` holds; `max_num_tokens` is of use only to a script that bounds it."""
+    """The plan of a script. `script` is the value of `option.script`; only some scripts bound `max_num_tokens`."""
 
     script: dict[str, Any]
     max_num_tokens: int | None = None
@@ -56,7 +56,7 @@ class ScriptedPoolingPlan(ScriptedPlan):
 
 
 class ScriptedBackend(EngineBackend):
-    """See `EngineBackend`."""
+    """The `EngineBackend` of scripts."""
 
     tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
     has_gpus = False

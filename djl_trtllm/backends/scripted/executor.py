@@ -68,9 +68,9 @@ FEATURES: frozenset[str] = frozenset(
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A failure that happens when a request is about to emit token number `at_token` (the first is 0).
 
-    `max_new_tokens`, if given, selects the requests that fail.
-    `raise`: the engine raises; `die`: SIGKILL; `exit`: the process ends with status 3; `hang`: it sleeps for ever;
-    `stop`: SIGSTOP; `error`: only this request fails; `end`: SIGKILL for the server.
+    `max_new_tokens`, if given, selects the requests that fail. `raise`: the engine raises; `die`: SIGKILL; `exit`: the
+    process ends with status 3; `hang`: it sleeps for ever; `stop`: SIGSTOP; `error`: only this request fails; `end`:
+    the server gets SIGKILL.
     """
 
     action: Literal["raise", "die", "exit", "hang", "stop", "error", "end"]
@@ -83,8 +83,8 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     `steps_per_second`: iterations, each with one token for every request (0: as fast as the reader reads).
     `prefill_seconds`: of the first iteration of a request. `end_after`: tokens after which the first of the request's
-    stop ids is emitted. `start_seconds` and `start_error`: loading. `kv_blocks` 0: it admits all requests.
-    `features` are accepted beside `FEATURES`, and have no effect either.
+    stop ids is emitted. `start_seconds` is how long loading takes, `start_error` the error with which it fails.
+    `kv_blocks` 0: it admits all requests. `features` are accepted beside `FEATURES`, and have no effect either.
     `memory_tokens` is the largest `max_num_tokens` that it has memory for: a larger one fails in `memory_phase`.
     """
 

@@ -121,7 +121,8 @@ class ArgumentBuilder:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
     def _check_choice(self, target: Target, value: Any, options: tuple[str, ...]) -> None:
-        """TensorRT-LLM's classes refuse other strings while compiling or loading; before 1.2 its kernels do."""
+        """Note a problem for a text that the argument does not take; before 1.2 TensorRT-LLM's kernels refuse it, later
+        its classes."""
         taken = choices(self._type(target))
         if taken is None or not isinstance(value, str) or value in taken:
             return
@@ -133,7 +134,8 @@ class ArgumentBuilder:
         ]
 
     def add(self, extra: ExtraArgument, effects: Effects) -> None:
-        """Pass an argument that no option is; it is a problem if the user set options that make it something else."""
+        """Pass an argument that no option stands for. It is a problem if options that the user set give it another
+        value."""
         if not self._is_passed(extra.target):
             return
         around = _place(extra.target.owner, self.inputs.backend)
@@ -260,7 +262,7 @@ def is_of_build(option: str) -> bool:
 
 
 def _place(owner: str, backend: Backend) -> Target:
-    """The argument that an object of a class is; LLM itself has none."""
+    """The argument of LLM that takes an object of a class; the owner LLM itself has none."""
     if owner == "LoraConfig" and backend in _LORA_PLACES:
         return _LORA_PLACES[backend]
     return Target(*_TABLE["places"].get(owner, ".").split("."))
@@ -277,7 +279,7 @@ def _phases(target: Target, backend: Backend) -> Phase:
 
 
 def _span(owner: str, name: str) -> str:
-    """The versions in which an owner has a name, as text."""
+    """The versions in which an owner has a name, in words for a message; "" where no version has it."""
     among = {owner, *owners()[owner].base}
     spans = [(row.since, row.until) for row in all_members() if row.owner in among and row.name == name]
     if not spans:
@@ -313,7 +315,7 @@ _SMOOTHQUANT = {
 `tests/integration/defs/accuracy/test_cli_flow.py` at 000a01de)."""
 
 _SAME = {Quantization(name): tuple(algorithms) for name, algorithms in _TABLE["algorithms"].items()}
-"""Algorithms that count as a value of `option.quantize`; the compiler uses the first."""
+"""The algorithms that count as each value of `option.quantize`; the compiler uses the first."""
 _CALIBRATED = frozenset({"W4A16_AWQ", "W4A8_AWQ", "FP8", "NVFP4", "W4A8_NVFP4_FP8", *_SAME[Quantization.SMOOTHQUANT]})
 _QUANT_ALGO = Target("QuantConfig", "quant_algo")
 
@@ -365,7 +367,7 @@ def _algorithm(config: Config) -> str | None:
 
 
 def _kv_cache_format(builder: ArgumentBuilder) -> None:
-    """An engine's cache is quantised while compiling, PyTorch's while loading."""
+    """The number format of the KV cache: an engine's is chosen while compiling, PyTorch's while loading."""
     options, engine = builder.options, builder.inputs.backend is Backend.TENSORRT
     match options.kv_cache_dtype:
         case KvCacheDType.FP8 | KvCacheDType.INT8 if engine:
@@ -443,7 +445,7 @@ def _parallelism(builder: ArgumentBuilder) -> None:
 
 
 def _world_size(builder: ArgumentBuilder) -> None:
-    """AutoDeploy distributes a model itself, over the given number of GPUs."""
+    """Pass AutoDeploy the number of GPUs over which it distributes a model by itself."""
     builder.drop(Target("LLM", "tensor_parallel_size"))
     if builder.inputs.tensor_parallel > 1:
         builder.put(Target("LLM", "world_size"), builder.inputs.tensor_parallel, "tensor_parallel_degree")
@@ -489,7 +491,8 @@ def _kv_cache_type(builder: ArgumentBuilder) -> None:
 
 
 def _paged_context(builder: ArgumentBuilder) -> None:
-    """Reused blocks and chunked prompts need attention kernels that read prompts from the paged cache."""
+    """Problems of reused blocks or chunked prompts without the attention kernels that read prompts from the paged
+    cache."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT or options.use_paged_context_fmha:
         return
@@ -514,7 +517,8 @@ def _scheduler(builder: ArgumentBuilder) -> None:
 
 
 def _stream_interval(builder: ArgumentBuilder) -> None:
-    """`auto` keeps the responses of an iteration at 1,024: each costs the engine process about 12 µs on PyTorch."""
+    """`stream_interval`: `auto` keeps an iteration's responses at 1,024, as each costs the engine process about 12 µs
+    on PyTorch."""
     if builder.inputs.backend is not Backend.TENSORRT:
         chosen = builder.options.stream_interval
         interval = -(-builder.inputs.max_sequences // _RESPONSES) if chosen == "auto" else chosen
@@ -522,7 +526,8 @@ def _stream_interval(builder: ArgumentBuilder) -> None:
 
 
 def _knobs(builder: ArgumentBuilder) -> None:
-    """Runtime switches of an engine: their own options override the JSON object."""
+    """Runtime switches (`ExtendedRuntimePerfKnobConfig`) of an engine: the options of single switches override the JSON
+    object."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT:
         return
@@ -585,7 +590,7 @@ def _guided_decoding(builder: ArgumentBuilder) -> None:
 
 
 def _guides_by_default(inputs: PlanInputs) -> bool:
-    """Return whether a backend gets guides that nobody chose.
+    """Return whether a backend gets a library for guides although no option chooses one.
 
     Not all versions of AutoDeploy have guides; PyTorch 1.0 has them only without its overlap scheduler.
     """
@@ -612,7 +617,7 @@ def _lora(builder: ArgumentBuilder) -> None:
 
 
 def _files(builder: ArgumentBuilder) -> None:
-    """The compiler runs in the engine's directory, so paths of files that it reads must be absolute."""
+    """Make the paths of files absolute that the compiler reads, because it runs in the engine's directory."""
     cache = builder.options.input_timing_cache
     if cache is not None:
         builder.put(Target("BuildConfig", "input_timing_cache"), cache.absolute(), "input_timing_cache")

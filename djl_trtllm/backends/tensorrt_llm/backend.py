@@ -47,7 +47,8 @@ _REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engine
 
 
 class TensorRtLlmBackend(EngineBackend):
-    """Only the engine backend loads engines and checkpoints in TensorRT-LLM's own format."""
+    """The `EngineBackend` of TensorRT-LLM. Only `tensorrt` loads engines and checkpoints in TensorRT-LLM's own
+    format."""
 
     effects: Mapping[str, Effects] = MappingProxyType(
         {Backend.TENSORRT.value: ENGINE, Backend.PYTORCH.value: PYTORCH, Backend.AUTODEPLOY.value: PYTORCH}
@@ -142,7 +143,7 @@ class TensorRtLlmBackend(EngineBackend):
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> TensorRtLlmPlan:
-        return plan_tensorrt_llm(config, layout, hardware, backend, reason, compile_only=compile_only)
+        return plan_tensorrt_llm(config, layout, hardware, backend, reason)
 
 
 def _unscored(backend: Backend, layout: Layout, hardware: Hardware) -> str:

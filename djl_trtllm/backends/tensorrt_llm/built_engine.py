@@ -162,7 +162,7 @@ class _Findings:
     compared: set[str] = field(default_factory=set)
 
     def value(self, name: str) -> Any:
-        """The option's value; marks it as compared."""
+        """Return the option's value, and mark it as compared."""
         self.compared.add(name)
         return getattr(self.config.options, name)
 
@@ -223,7 +223,7 @@ def _visible(count: int) -> str:
 
 
 def _same(engine: BuiltEngine, found: _Findings) -> None:
-    """Options that have to be what the engine was compiled with; `max` and `auto` are what it has."""
+    """Compare options that have to equal the engine's: `max` and `auto` stand for the engine's value."""
     dtype = _DTYPES.get(engine.dtype or "", engine.dtype)
     cache = dtype if engine.kv_cache_quant_algo is None else engine.kv_cache_quant_algo.lower()
     degrees = [(option, getattr(engine, name), f"{name} ") for option, name in _DEGREES.items()]
@@ -334,7 +334,7 @@ def _size(config: Mapping[str, Any], name: str) -> int | None:
 
 
 def _longest(build: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest sequence; before TensorRT-LLM 0.11 it is that of the longest prompt and output."""
+    """The tokens of the longest sequence. TensorRT-LLM before 0.11 writes the longest prompt and the longest output."""
     prompt, output = _size(build, "max_input_len"), _size(build, "max_output_len")
     total = None if prompt is None or output is None else prompt + output
     return _size(build, "max_seq_len") or total
@@ -408,7 +408,7 @@ def built_limits(config: Config, engine: BuiltEngine) -> Built:
 
 
 def _chunked(config: Config, engine: BuiltEngine) -> bool:
-    """Return whether prompts are split, as for an engine that was compiled for prompts longer than its iterations."""
+    """Return whether prompts are split, as they are for an engine whose longest prompt exceeds an iteration."""
     if config.is_set("enable_chunked_prefill"):
         return config.options.enable_chunked_prefill
     if not engine.use_paged_context_fmha or not engine.packed:
@@ -417,7 +417,7 @@ def _chunked(config: Config, engine: BuiltEngine) -> bool:
 
 
 def _bound(name: str, values: Mapping[str | None, int | None]) -> Bound | None:
-    """The least of `values`, which are by the option that they follow from."""
+    """The least of `values`, keyed by the option that each follows from."""
     known = [Bound(value, name, option) for option, value in values.items() if value is not None]
     return min(known, key=lambda bound: bound.value, default=None)
 

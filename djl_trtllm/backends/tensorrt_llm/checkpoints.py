@@ -36,7 +36,8 @@ from djl_trtllm.model.checkpoint import hugging_face_quantization
 from djl_trtllm.model.work_directory import link_with_changes
 
 _LARGEST = 4 * 1024**2
-"""Bytes of a configuration file; tokenizer.json and indices of weights name no code, and may be large."""
+"""The most bytes of a configuration file that is read: tokenizers and indices of weights name no code, and may be
+large."""
 _KEY = "auto_map"
 
 
@@ -72,7 +73,8 @@ _BLOCK = [128, 128]
 
 
 class _Taken(NamedTuple):
-    """Versions that take a format: all from `since` on; those between `perhaps` and `since` were not read."""
+    """Versions that load a format: all from `since` on. The sources of those between `perhaps` and `since` were not
+    read."""
 
     perhaps: Version
     since: Version
@@ -161,7 +163,7 @@ _BLACKWELL = (10, 0)
 _RTX_BLACKWELL = (12, 0)
 _FP8_ONLY = "take FP8 or NVFP4 (option.quantize=fp8), or option.backend=pytorch"
 _INTEGERS = ("W8A16", "W4A16", "W8A8", "FP8_PER_CHANNEL_PER_TOKEN")
-"""Names of algorithms with integer weights, or with a scale for each channel or token, begin so."""
+"""The beginnings of names of algorithms with integer weights, or with a scale for each channel or token."""
 
 
 def gpu_problems(config: Config, inputs: PlanInputs, hardware: Hardware, building: Arguments) -> list[str]:
@@ -207,7 +209,7 @@ def _gpu_shown(gpu: Gpu) -> str:
 _GLM = ("glm4", "chatglm3", "chatglm2", "chatglm", "glm")
 _GPT = ("starcoder", "santacoder")
 _LARGE_VOCABULARY = 100_000
-"""GLM-4 has 151,552 tokens, ChatGLM 2 and 3 have 65,024."""
+"""The vocabulary above which a ChatGLM checkpoint is GLM-4: it has 151,552 tokens, ChatGLM 2 and 3 have 65,024."""
 
 
 def converter_alias(checkpoint: Path, raw: Mapping[str, Any], config: Config) -> str | None:

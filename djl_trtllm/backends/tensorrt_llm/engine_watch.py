@@ -50,7 +50,7 @@ def is_rank(process: psutil.Process) -> bool:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether the process has not ended; one that nobody has collected yet has."""
+    """Return whether the process still runs. A zombie, which its parent has not collected yet, does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -58,10 +58,10 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def background_error(llm: Any) -> Exception | None:
-    """Return an error of TensorRT-LLM's background threads that it has not raised yet.
+    """Return an error of TensorRT-LLM's background threads that it has not raised yet; None if there is none.
 
-    It raises the error at the next request or response, but shuts itself down first: it sends aborts to a worker that
-    may be gone, which never comes back.
+    TensorRT-LLM raises the error at the next request or response, but shuts itself down before that: it sends aborts to
+    a worker that may be gone, and never returns.
     """
     errors = getattr(getattr(llm, "_executor", None), "_error_queue", None)
     waiting: list[Exception] = [] if errors is None else list(errors.queue)
@@ -72,7 +72,7 @@ def trouble_of(llm: Any) -> str | None:
     """Return why an LLM cannot go on; None while it can.
 
     Before 1.3 TensorRT-LLM raises an error of its background threads only at the next request or response, and a worker
-    that has failed sends nothing; so look where they leave it (`executor/executor.py`, about 1.2).
+    that has failed sends nothing; so this reads where they leave it (`executor/executor.py`, about 1.2).
     """
     if (error := background_error(llm)) is not None:
         return f"{type(error).__name__}: {error}"

@@ -89,7 +89,8 @@ _ENGINE_IS_GONE = (RuntimeError, OSError, EOFError)
 def features_of(
     version: str, backend: str, sampler: Sampler, *, library: str | None, logprobs: bool, lora: bool, apart: bool
 ) -> frozenset[str]:
-    """What an LLM honours, see `Ready.features`: `library` is of its guides, `apart` whether it keeps prompts apart."""
+    """The features that an LLM honours (`Ready.features`): `library` is that of its guides, `apart` whether it keeps
+    prompts apart."""
     features = sampler.fields | ({Feature.LOGPROBS, "top_logprobs"} if logprobs else set())
     features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
     features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if library else set()
@@ -105,7 +106,7 @@ class TensorRtLlmExecutor(Gated):
     """See `djl_trtllm.executor.process.AsyncExecutor`.
 
     `arguments` are those of LLM as plain data (see `build_arguments`). The constructor loads the model, which takes
-    minutes. `run` watches that something comes, `check` that the engine is there.
+    minutes. `run` watches that output comes, `check` that the engine's processes live.
     """
 
     gates = AsyncGuideGate, AsyncImageGate
@@ -368,7 +369,8 @@ class TensorRtLlmExecutor(Gated):
         return message.prompt_ids if self._prompts is None else self._prompts.prompt(message, images)
 
     def _salt(self, message: Submit) -> dict[str, str]:
-        """Tokens whose blocks are reused have no logits, so a prompt that is to be scored shares with no other."""
+        """The `cache_salt` of a prompt. A prompt that is to be scored gets its own: tokens of reused blocks have no
+        logits."""
         salt = message.cache_salt if self._prompts is None else self._prompts.salt(message)
         if message.prompt_logprobs is not None:
             salt = uuid4().hex
@@ -399,7 +401,7 @@ class TensorRtLlmExecutor(Gated):
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _settle(self, request: RunningRequest, error: Exception | None) -> None:
-        """After a request's last response: an error ends the request, or the engine."""
+        """Handle the end of a request after its last response: an error ends the request, or the engine."""
         if error is not None and self._is_loss(error):
             self._lose(error)
             return
@@ -466,8 +468,11 @@ class TensorRtLlmExecutor(Gated):
                 )
 
     def _probe(self) -> None:
-        """A worker keeps an error of its other threads until its next request, with which it ends (worker.py, about
-        1.2). Clients that wait for the engine send none. Nobody reads the answer."""
+        """Send a request whose answer nobody reads, so that a broken worker is noticed while clients wait and send
+        nothing.
+
+        A worker keeps an error of its other threads until its next request, with which it ends (worker.py, about 1.2).
+        """
         if not self._requests:
             return
         running = next(iter(self._requests.values())).message
@@ -483,7 +488,7 @@ class TensorRtLlmExecutor(Gated):
         self._unanswered.clear()
 
     async def _read_statistics(self) -> None:
-        """Iteration statistics, which also prove that a busy engine is alive while nothing is generated."""
+        """Read iteration statistics, which also prove that a busy engine is alive while nothing is generated."""
         idle = True
         try:
             while True:

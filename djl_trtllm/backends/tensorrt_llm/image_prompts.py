@@ -23,7 +23,7 @@ from djl_trtllm.model.vision import content_name
 
 
 class ImagePrompts(images.ImagePrompts):
-    """See `executor.images.ImagePrompts`. `llm` is TensorRT-LLM's LLM, of this version."""
+    """The `executor.images.ImagePrompts` of TensorRT-LLM. `llm` is TensorRT-LLM's LLM, of this `version`."""
 
     def __init__(self, directory: Path, llm: Any, version: str) -> None:
         super().__init__(directory)

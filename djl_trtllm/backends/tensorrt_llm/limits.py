@@ -27,7 +27,7 @@ _DEFAULT_TOKENS = 8192
 _MANY_TOKENS = 16384
 _TOKENS_PER_BLOCK = 32
 _VOUCHED_FOR = 4096
-"""A measurement shows that sequences of this length run: a prompt of 3,700 tokens and its answer."""
+"""The most tokens of a sequence for which a measurement counts: it ran a prompt of 3,700 tokens and its answer."""
 _UNKNOWN = (
     "option.max_num_tokens is not set, and nothing says what fits ({}): it is as large as TensorRT-LLM's own default, "
     "8192, or as the batch can use; djl-trtllm size estimates it for other GPUs"
@@ -87,9 +87,9 @@ def tokens_per_iteration(
 
 
 def _splits(config: Config, backend: Backend, prompt: int, fitting: Recommendation) -> bool:
-    """Return whether longer prompts are split: if they may be, and a whole one does not fit.
+    """Return whether long prompts are split: they may be, and a whole one does not fit the memory.
 
-    Half of an estimate leaves room for a whole prompt.
+    A whole prompt may take half of an estimate.
     """
     options = config.options
     possible = not config.is_set("enable_chunked_prefill") and (
@@ -265,7 +265,7 @@ def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[
 
 
 def _degree(config: Config, name: str, layout: Layout, degree: int | None, problems: list[str]) -> Any:
-    """Return the option's degree, or that of TensorRT-LLM's own files, which are split already."""
+    """Return the option's degree, or the degree in TensorRT-LLM's own files, which are split already."""
     value = getattr(config.options, name)
     if degree is None:
         return value

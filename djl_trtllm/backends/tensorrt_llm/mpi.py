@@ -148,7 +148,7 @@ def _is_from_mpi4py(traceback: TracebackType | None) -> bool:
 
 @contextlib.contextmanager
 def _bounded_pools(watch: _Watch) -> Iterator[None]:
-    """Collect the ranks' tasks, and let a pool's shutdown take a few seconds at most, and none after a loss.
+    """Collect the ranks' tasks, and bound a pool's shutdown: a few seconds, or no time after a rank was lost.
 
     The tasks run with the rank's own folder of kernels.
     """
@@ -178,7 +178,8 @@ def _bounded_pools(watch: _Watch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guarded_launcher(watch: _Watch) -> Iterator[None]:
-    """Send TensorRT-LLM's workers to a launcher's ranks inside `run_on_rank`; nobody says what becomes of them."""
+    """Inside the block, send TensorRT-LLM's workers to a launcher's ranks by `run_on_rank`; their results are not
+    awaited."""
     if not watch.launched:
         yield
         return

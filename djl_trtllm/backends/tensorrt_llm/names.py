@@ -83,7 +83,7 @@ def all_members() -> tuple[Member, ...]:
 
 
 def eras() -> Mapping[str, str]:
-    """The tags in `evidence`: which files they stand for, and about which version those belong to."""
+    """The tags in `evidence`: the files that each stands for, and about which version they belong to."""
     return _table()[2]
 
 
@@ -145,7 +145,7 @@ def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str]
 
 
 def build_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of LLM that `data` describes (see `tensorrt_llm_arguments.Arguments`).
+    """The keyword arguments of LLM that `data` describes (see `arguments.Arguments`).
 
     Raises what TensorRT-LLM's classes raise for values they do not take (ValueError, pydantic's ValidationError).
     """

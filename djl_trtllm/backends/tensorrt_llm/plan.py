@@ -94,7 +94,7 @@ def apply_extra_options(
 
 @cache
 def _tabled(llm: str, version: str) -> Signatures:
-    """What the table of names has: for machines without TensorRT-LLM, and classes that are declared elsewhere."""
+    """The signatures in the table of names: for machines without TensorRT-LLM, and for classes declared elsewhere."""
     of = {name: members(name, version) for name in {llm, *(row.owner for row in all_members())}}
     return {
         name: {member.name: member.type for member in known.values() if member.kind == "argument"}
@@ -105,7 +105,7 @@ def _tabled(llm: str, version: str) -> Signatures:
 
 @cache
 def _installed(llm: str) -> Signatures:
-    """What the installed package declares, read without running it; nothing where there is none."""
+    """The signatures that the installed package declares, read without running it; empty if it is not installed."""
     package, declared = folder_of("tensorrt_llm"), owners()[llm].declared
     if package is None or declared is None:
         return {}
@@ -435,7 +435,7 @@ def _least(value: int, bound: int | None) -> int:
 
 
 def plan_tensorrt_llm(
-    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
+    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str
 ) -> TensorRtLlmPlan:
     """Derive the plan. Raises EngineError, ConfigError (all problems at once) and EngineMismatchError."""
     version = planned_version(hardware)

@@ -54,6 +54,6 @@ class TensorRtLlmPoolingExecutor(PoolingExecutor):
 
 
 def _kinds(request: Submit) -> list[int]:
-    """A number for each token of a pair: 1 for those of the second text."""
+    """A number for each token of a pair: 1 for the tokens of the second text, 0 for the others."""
     length, second = len(request.prompt_ids), 0 if request.pooling is None else request.pooling.second
     return [0] * (second or length) + [1] * (length - (second or length))

@@ -14,9 +14,10 @@ from djl_trtllm.executor.kernels import kept_folder, take_own_folder
 
 
 def with_own_kernels(task: Callable[..., Any], /, *args: Any, **options: Any) -> tuple[Callable[..., Any], Any, Any]:
-    """A task for a rank, and its arguments: the same, or one that has its own folder before it is unpickled.
+    """A task for a rank, and its arguments: the same, or a task that takes its own folder before the other is
+    unpickled.
 
-    To unpickle one of TensorRT-LLM's imports FlashInfer, which reads the variable then.
+    Unpickling a task of TensorRT-LLM imports FlashInfer, which reads the variable then.
     """
     folder = kept_folder()
     if folder is None:

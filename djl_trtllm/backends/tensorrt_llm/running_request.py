@@ -40,8 +40,8 @@ class Heartbeat:
 
 
 class RunningRequest:
-    """`message` is what was asked for, `end_id` the tokenizer's end token. `ended` is called after the last response,
-    or with what reading one raised.
+    """`message` is the request, `end_id` the tokenizer's end token. `ended` is called after the last response, or with
+    the error that reading one raised.
 
     With beam search it is several sequences, delivered when all have ended.
     """
@@ -115,7 +115,7 @@ class RunningRequest:
             self._ended(self, problem)
 
     def _take(self, response: Any) -> bool:
-        """Return whether it is the last one."""
+        """Take a response. Returns whether it is the last one."""
         if self.muted and self.message.logprobs and _is_last(response):
             # PyTorch's has no `cum_log_probs` where there is no token yet: the result would raise, and log a trace.
             return True
@@ -129,7 +129,7 @@ class RunningRequest:
         return bool(self.result.finished)
 
     def _put_in(self, last: bool) -> None:
-        """Put in what the responses have brought, and the end after the last one."""
+        """Put the tokens of the responses into the step buffer, and the end after the last one."""
         if self._streams:
             self.collect()
         if not last:
@@ -150,7 +150,7 @@ class RunningRequest:
             self._finish(request_id, output)
 
     def collect(self) -> None:
-        """Put in the tokens that are new since the last time, once for all responses of a wake-up."""
+        """Put in the tokens since the last call, once for all responses of a wake-up."""
         output = self._output
         token_ids, seen = output.token_ids, self._seen
         if self.muted or len(token_ids) <= seen:
@@ -175,7 +175,7 @@ class RunningRequest:
         self._end(request_id, finish, drafted=_drafted(output) if self.speculates else None)
 
     def _restore_end(self, request_id: int, output: Any) -> None:
-        """The id that ended a sequence is its last, also where TensorRT-LLM leaves it out, with its log-probability."""
+        """Add the id that ended a sequence as its last token, where TensorRT-LLM leaves it out."""
         ended_by = self._end_id if output.stop_reason is None else output.stop_reason
         ends = {*self.message.stop_token_ids, self._end_id}
         if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):

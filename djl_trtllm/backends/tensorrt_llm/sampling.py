@@ -84,7 +84,8 @@ _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
 _TORCH_SAMPLER_HAS_BIASES = Version("1.1.0")
 PYTORCH_SCORES_PROMPTS = Version("1.3.0rc11")
 PYTORCH_READS_TAGS = Version("1.2.0")
-"""From here on a structural tag is passed to xgrammar (0.1.25) as it is; before, only its older form was read."""
+"""The version from which on a structural tag is passed to xgrammar (0.1.25) as it is; before, only its older form was
+read."""
 _TORCH_SAMPLER_HAS_BEAMS = Version("1.3.0rc0")
 _SEED_MANAGER = "tensorrt_llm._torch.pyexecutor.sampler.seed_manager"
 _NEUTRAL = Sampling()
@@ -178,7 +179,7 @@ def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[s
 
 
 class Biases:
-    """`logit_bias` as tensors: one for each map that requests have, as long as few others came since."""
+    """`logit_bias` as tensors: one for each map that requests have, kept until several others have come."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary

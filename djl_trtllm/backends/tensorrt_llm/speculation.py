@@ -45,7 +45,7 @@ def speculative_object(asked: Speculation, draft: str | None, problems: list[str
 
 
 def _tree(tree: Any, setting: str, problems: list[str]) -> list[list[int]] | None:
-    """`{0}, {0,0}` of Triton, or the same as lists."""
+    """Read the choices of a tree, as Triton's text `{0}, {0,0}` or as lists."""
     if tree is None:
         return None
     text = re.sub(r"\s", "", str(tree)).replace("{", "[").replace("}", "]")

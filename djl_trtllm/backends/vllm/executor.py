@@ -53,11 +53,12 @@ _EMPTY_SECONDS = 0.001
 """The pause after iterations without output: vLLM's own loop makes it too."""
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
-"""Where vLLM keeps seeds in arrays they are of 64 bits with a sign, and ours are without."""
+"""The bound of seeds: vLLM keeps them in arrays of signed 64-bit numbers, and ours are unsigned."""
 _MOST_SPELLINGS, _MOST_SPELT, _MOST_STOPS = 128, 1024, 128
-"""Bad words as sequences of tokens (two for each word), their tokens, and stop tokens beside `min_new_tokens`.
+"""The most spellings of bad words (two for each word), their tokens, and stop tokens beside `min_new_tokens`.
 
-vLLM's newer runner raises for more while it runs a batch, which would end the process (vllm/v1/worker/gpu/sample)."""
+vLLM's newer runner raises for more while it runs a batch, which would end the process (vllm/v1/worker/gpu/sample).
+"""
 
 _ARGUMENTS = {
     "max_new_tokens": "max_tokens",
@@ -69,7 +70,8 @@ _ARGUMENTS = {
 }
 """Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
-"""The same for sequences that are not greedy, whose temperature is 0."""
+"""Fields of `Sampling` that only sampled sequences pass, under the same names. A greedy sequence has temperature 0 in
+vLLM."""
 SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 
 FEATURES: frozenset[str] = frozenset(
@@ -91,8 +93,8 @@ FEATURES: frozenset[str] = frozenset(
 def checks_sampled_drafts() -> bool:
     """Whether vLLM on a CPU checks the drafts of a sampled sequence with the parameters of its request.
 
-    0.32 without Triton writes them, for each drafted token, into a copy: what it then reads is other memory, so that
-    tokens are wrong and a `top_k` ends the engine process. Greedy drafts need none.
+    vLLM 0.32 without Triton writes the parameters of each drafted token into a copy and reads other memory: tokens are
+    wrong, and a `top_k` ends the engine process. Greedy drafts need no parameters.
     """
     from torch import int32, tensor
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
@@ -132,9 +134,10 @@ def token_prompt(request: Submit) -> dict[str, Any]:
 def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tuple[Any, Callable[[], None]]:
     """vLLM's LLMEngine with its core in this process, and a check, which raises RankError if a rank has ended.
 
-    vLLM itself notices that late. `environment` are variables that it gets unless they are set. Without a `seed` among
-    the arguments, the random numbers of requests without one begin elsewhere in each engine process: vLLM's own default
-    is 0, so that every worker, and every start, would give the same answers. Raises RankError, and what vLLM raises.
+    vLLM itself notices an ended rank late. `environment` are variables that it gets unless they are set. Without a
+    `seed` among the arguments, the random numbers of requests without one begin elsewhere in each engine process:
+    vLLM's own default is 0, so that every worker, and every start, would give the same answers. Raises RankError, and
+    what vLLM raises.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     for name, value in environment.items():
@@ -156,7 +159,7 @@ def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tu
 
 
 def described(engine: Any) -> dict[str, Any]:
-    """What the engine is and runs on, for `Ready.details`."""
+    """Facts about the engine and its device, for `Ready.details`."""
     import vllm
 
     return {
@@ -201,8 +204,8 @@ class ImagePrompts(images.ImagePrompts):
     def forget(self, prompt: Mapping[str, Any]) -> None:
         """Take the images of a prompt out of vLLM's cache: its request ended between `prompt` and `add_request`.
 
-        vLLM keeps one half of the cache for each, and they have to see the same images. A version that cannot take out
-        one image loses all.
+        vLLM has a cache on each side (input processor and core), and both have to see the same images. A version that
+        cannot remove one image removes all.
         """
         invalidate = getattr(getattr(self._renderer, "mm_processor_cache", None), "invalidate", None)
         if invalidate is None:
@@ -213,7 +216,7 @@ class ImagePrompts(images.ImagePrompts):
 
 
 class VllmExecutor(GatedExecutor):
-    """See `GatedExecutor`. `arguments` are those of EngineArgs, as plain data."""
+    """The `GatedExecutor` of vLLM. `arguments` are those of EngineArgs, as plain data."""
 
     def __init__(
         self,
@@ -249,12 +252,13 @@ class VllmExecutor(GatedExecutor):
         self._sequences: dict[str, Submit] = {}
         """Requests by their names in vLLM, without prompts."""
         self._names = map(str, itertools.count())
-        """Names of requests in vLLM: one of ours is free again when it is cancelled, and there a batch may have it."""
+        """New names of requests in vLLM: a server's id is free again when its request is cancelled, while a batch of
+        vLLM may still have it."""
         self._library = guides
         self._iterations, self._empty = 0, 0
         self._seconds: float | None = None
         self._scheduler: Any
-        """The figures of the last iteration; there is one before the first client's request."""
+        """The statistics of vLLM's last iteration; the first come from a request before any client's."""
         self._queried, self._hits = 0, 0
         self._speculates = configuration.speculative_config is not None
         self._draft_tokens, self._drafts = 0, 0
@@ -373,7 +377,8 @@ class VllmExecutor(GatedExecutor):
             self.refuse(request, f"{type(error).__name__}: {error}")
 
     def _lora(self, adapter: Adapter) -> Any:
-        """vLLM takes adapters of one name for one, in its prefix cache too; one that comes again has another id."""
+        """An adapter as vLLM takes it, under its id: vLLM, and its prefix cache, take adapters of one name for one
+        adapter."""
         return self._lora_request(f"{adapter.name}-{adapter.id}", adapter.id, adapter.path)
 
     def _parameters(self, request: Submit) -> SamplingParams:
@@ -426,7 +431,7 @@ class VllmExecutor(GatedExecutor):
 
 
 def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments with objects of vLLM's configuration classes in place of dicts: not every version makes them."""
+    """The arguments with objects of vLLM's configuration classes in place of dicts, which not every version takes."""
     import vllm.config
 
     def made(name: str, value: Any) -> Any:
@@ -437,7 +442,7 @@ def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dic
 
 
 def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
-    """Raise ValueError for more than vLLM's runner takes. The input processor has made the tokens.
+    """Raise ValueError for a request beyond the bounds of vLLM's runner, after the input processor has tokenised it.
 
     Its kernels write to the places of token ids without a look at the end of the vocabulary.
     """
@@ -449,16 +454,16 @@ def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
     if len(spellings) > _MOST_SPELLINGS or tokens > _MOST_SPELT:
         raise ValueError(
             f"bad words (with and without a space before each) are {len(spellings)} sequences of {tokens} tokens "
-            f"in all: vLLM takes {_MOST_SPELLINGS} of {_MOST_SPELT}"
+            f"in all: expected at most {_MOST_SPELLINGS} of {_MOST_SPELT}"
         )
     if parameters.min_tokens and stops > _MOST_STOPS:
         raise ValueError(
-            f"{stops} stop tokens with 'min_new_tokens': vLLM takes {_MOST_STOPS}, the model's ends included"
+            f"{stops} stop tokens with 'min_new_tokens': expected at most {_MOST_STOPS}, the model's ends included"
         )
 
 
 def _logprobs(found: Any, top: int) -> list[Logprob]:
-    """The log-probabilities of tokens: in each row that of the token itself is first, and the likeliest follow."""
+    """The log-probabilities of tokens. In each row the token's own is the first, and the likeliest follow."""
     if not top:
         return [*found.logprobs[:, 0].tolist()]
     rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)

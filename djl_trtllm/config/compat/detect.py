@@ -22,10 +22,10 @@ def names_configuration(path: Path) -> bool:
 
 
 def read_source(path: Path) -> list[Source]:
-    """The configuration at `path`: a model directory, or a file of one of the kinds.
+    """The configuration at `path`: a model directory, or a file of another server.
 
-    `serving.properties`, a Triton model repository or one `config.pbtxt` of it, a Truss `config.yaml`. A directory
-    without any is one empty source.
+    Files are `serving.properties`, a Triton model repository or one `config.pbtxt` of it, and a Truss `config.yaml`. A
+    directory without any of them is one empty source.
     """
     if path.suffix == ".pbtxt" and not path.is_dir():
         return [triton.read_config(path), triton.triton_presets()]

@@ -15,7 +15,7 @@ _LONGEST = 60
 
 
 class FormatError(ValueError):
-    """Text that is not in the format; the message has what to write instead, `line` begins at 1."""
+    """The text is not in the format. The message says what to write instead; `line` begins at 1."""
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
@@ -26,7 +26,7 @@ class FormatError(ValueError):
 
 
 def read_text(path: Path) -> str | Source:
-    """The text of a file, or the source with the reason why it cannot be read."""
+    """The text of a file, or a source that says why the file cannot be read."""
     try:
         return read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
     except OSError as error:
@@ -64,13 +64,13 @@ class Reading:
     """Entries and their lines, by whether somebody has to act and the reason."""
 
     def set(self, key: str, entry: ForeignSetting, value: str | None = None) -> None:
-        """The entry sets `key` to its own text or to `value`."""
+        """Set `key` from an entry, to its own text or to `value`."""
         text = entry.value if value is None else value
         given = None if text == entry.value else entry.value
         self.settings.append(Setting(key, text, Origin.file(self.path, entry.line), entry.name, given, alone=True))
 
     def ignore(self, entry: ForeignSetting, reason: str, *, act: bool = False) -> None:
-        """The entry has no effect here; `act` if its author has to do something about it.
+        """Note that an entry has no effect here; `act` if its author has to do something about it.
 
         Entries with the same reason share a line. An entry without a value is named once.
         """
@@ -78,15 +78,15 @@ class Reading:
         self._ignored.setdefault((act, reason), {}).setdefault(text, entry.line)
 
     def warn(self, entry: ForeignSetting, text: str) -> None:
-        """The entry has an effect, with the warning `text`."""
+        """Note that an entry has an effect, with the warning `text`."""
         self.warnings.append(f"{entry.assignment} ({self.path}:{entry.line}): {text}")
 
     def refuse(self, entry: ForeignSetting, text: str) -> None:
-        """The entry is wrong; `text` is what to write instead."""
+        """Note that an entry is wrong; `text` is what to write instead."""
         self.problems.append(f"{entry.assignment} ({self.path}:{entry.line}): {text}")
 
     def unknown_setting(self, entry: ForeignSetting, known: Iterable[str], server: str) -> None:
-        """The other server has no such setting. Its value is not shown: it may be a secret."""
+        """Note a setting that the other server does not have. Its value is not shown: it may be a secret."""
         near = difflib.get_close_matches(entry.name, tuple(known), n=1, cutoff=0.75)
         advice = f"did you mean {near[0]}?" if near else "remove it, or set the option that you mean"
         reason = f"it is not a setting of {server} and has no effect; {advice}"

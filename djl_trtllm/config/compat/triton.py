@@ -246,7 +246,7 @@ def read_repository(files: tuple[Path, ...]) -> list[Source]:
 
 
 def _without_repeats(sources: Iterable[Source]) -> Iterator[Source]:
-    """The models of a repository repeat settings; those that another model has already are left out."""
+    """The sources without repeats: a setting that another model of the repository already has is left out."""
     seen: set[tuple[str, str]] = set()
     for source in sources:
         settings = tuple(setting for setting in source.settings if (setting.key, setting.value) not in seen)
@@ -507,7 +507,8 @@ class _Model:
             reading.unknown_setting(entry, known, _TRITON)
 
     def _set(self, key: str, entry: ForeignSetting, value: str) -> None:
-        """Triton warns of a word that a parameter does not have, and uses its default; it refuses few of them."""
+        """Set a parameter. A word that it does not have is a warning and the default, as in Triton, which refuses few
+        words."""
         declared = find(key)
         if (
             declared is not None
@@ -523,7 +524,7 @@ class _Model:
         self._reading.set(key, entry, value)
 
     def _take_engine(self, entry: ForeignSetting) -> None:
-        """The repository's own engine is found by its place; an engine elsewhere is the model.
+        """Take the path of an engine as the model, unless the repository has an engine at its own place.
 
         Templates have a path of their author's machine, or any path: it does not replace an engine that is there.
         """

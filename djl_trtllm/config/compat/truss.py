@@ -126,7 +126,7 @@ _OTHER_SECRET = f"nothing reads this secret: only {_TOKEN} is used, for download
 _PLACEHOLDER = "this is a placeholder and no token, so none is used; set HF_TOKEN in the server's environment"
 _METADATA = "model_metadata"
 _MISTYPED = 0.85
-"""How alike a key is to the one that it was meant to be: `tensor_paralelism`, but not `engine_repo`."""
+"""The likeness from which on a key counts as a misspelt other key: `tensor_paralelism`, but not `engine_repo`."""
 _PARALLEL = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree")
 _FETCHED = ("HF", "S3")
 
@@ -185,7 +185,7 @@ def _take(reading: Reading, entry: ForeignSetting) -> None:
 
 
 def _secret(reading: Reading, entry: ForeignSetting) -> None:
-    """The token of the hub is used. null says that a secret is in Truss's store; blanks are only in placeholders."""
+    """Set the token of the hub. The value null stands for a secret in Truss's store; a placeholder has blanks."""
     if not entry.value:
         return
     if entry.name != _TOKEN:
@@ -280,7 +280,7 @@ _READERS: Mapping[str, Callable[[Reading, ForeignSetting], None]] = {
 
 
 def _refuse_draft_and_target(reading: Reading, found: Iterable[ForeignSetting]) -> None:
-    """Files of 2024 have the two models of a speculation beside each other, where Truss now requires `build`."""
+    """Refuse a file of 2024 with the two models of a speculation beside each other: Truss now requires `build`."""
     entry = next((entry for entry in found if entry.name.startswith(("trt_llm.draft.", "trt_llm.target."))), None)
     if entry is not None:
         reading.refuse(
@@ -291,7 +291,7 @@ def _refuse_draft_and_target(reading: Reading, found: Iterable[ForeignSetting]) 
 
 
 def _longest(reading: Reading, found: Iterable[ForeignSetting]) -> None:
-    """Truss bounds prompt and output together, so each may have the whole length."""
+    """Set the longest prompt and output: Truss bounds both together, so each may have the whole length."""
     given = {setting.key for setting in reading.settings}
     for entry in found:
         if entry.name in ("trt_llm.build.max_seq_len", "trt_llm.runtime.max_seq_len"):
@@ -301,7 +301,7 @@ def _longest(reading: Reading, found: Iterable[ForeignSetting]) -> None:
 
 
 def _compare_gpus(reading: Reading, found: Iterable[ForeignSetting]) -> None:
-    """Truss wants as many GPUs as the engine has ranks, and refuses other numbers."""
+    """Warn of a number of GPUs that is not the number of ranks, which Truss refuses."""
     accelerator = next((entry for entry in found if entry.name == "resources.accelerator"), None)
     match = _ACCELERATOR.fullmatch(accelerator.value) if accelerator is not None else None
     if accelerator is None or match is None:

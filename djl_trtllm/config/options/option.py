@@ -14,7 +14,7 @@ from djl_trtllm.config.options.choices import Choice
 
 
 class Scope(enum.Enum):
-    """Whose an option is, which decides its order of precedence (see `resolve.precedence`).
+    """The owner of an option, which decides its order of precedence (see `resolve.precedence`).
 
     MODEL options travel with the model. SERVER options configure the process, and the operator's settings override a
     model's. OPERATOR options let a model do something to the machine, so no file of a model directory can set them.
@@ -91,7 +91,7 @@ class Option:
 
 
 MOST_GPUS = 65_536
-"""More than any cluster has."""
+"""The most GPUs of an option: more than any cluster has."""
 
 _COUNTED: Mapping[str, Mapping[str, Any]] = {
     "count": {"at_least": 1},
@@ -146,7 +146,7 @@ class ValueType:
     def of(cls, annotation: Any) -> "ValueType":
         """Read a field's annotation: a plain type, an enum or a tuple, or a union of one with None and keywords.
 
-        Keywords are `Literal` beside a type, and alone it has all values; a tuple is `tuple[TYPE, ...]`.
+        Keywords are a `Literal` beside a type; a `Literal` alone has all values. A tuple is `tuple[TYPE, ...]`.
         """
         members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
         items = [get_args(member)[0] for member in members if get_origin(member) is tuple]

@@ -138,8 +138,8 @@ _READERS = 16
 _LOOK_EVERY_SECONDS = 1.0
 
 Record = dict[str, tuple[int, str]]
-"""The files that were compared already: their path in the repository's folder, with the time of the last change and the
-checksum."""
+"""The files that were compared already: their path in the repository's folder, with the time of their last change and
+their checksum."""
 
 
 class HubFile(NamedTuple):
@@ -151,7 +151,7 @@ class HubFile(NamedTuple):
 
     @classmethod
     def listed(cls, size: int | None, sha256: str | None, blob_id: str | None) -> HubFile:
-        """`blob_id` is git's id of the content; for an LFS file, of its pointer."""
+        """A file by the fields of a listing: `blob_id` is git's id of the content; for an LFS file, of its pointer."""
         if sha256:
             return cls(size or 0, "SHA-256", sha256)
         return cls(size or 0, "git SHA-1" if blob_id else "", blob_id or "")
@@ -293,9 +293,9 @@ _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TOKEN_OPTION = "option.hf_access_token"  # noqa: S105  # its name, not a token
 _TOKEN = re.compile(r"[!-~]+")
 HUB_SCHEME = "hf://"
-"""Marks a name as one of the hub where it could also be a local path."""
+"""The prefix of a model's name on the hub, where the name could also be a local path."""
 _HUB = "hf:"
-"""A text that begins so is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
+"""The beginning of a text that is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
 _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
 """Loggers of the HTTP clients: huggingface_hub 2 uses httpx2, 1 uses httpx, and 0 uses requests (urllib3)."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
@@ -314,7 +314,7 @@ def hub_id(text: str) -> str:
 def is_hub_id(text: str) -> bool:
     """Return whether the text can be the name of a hub repository (`owner/name`, or a bare `name`).
 
-    The name of an archive or of a configuration is that of a file, although the hub would take it.
+    The name of an archive or a configuration counts as that of a file, although the hub would take it.
     """
     endings = (".git", *ARCHIVE_SUFFIXES, *CONFIGURATION_SUFFIXES)
     return bool(_ID.fullmatch(text)) and "--" not in text and ".." not in text and not text.endswith(endings)
@@ -377,7 +377,7 @@ def download_from_hub(
 
 
 def used_token(token: str | None) -> str | None:
-    """The token that a configuration names, or None where the environment has one, which the hub's library reads."""
+    """The configuration's token; None if the environment has one, which the hub's library reads itself."""
     return None if any(os.environ.get(name, "").strip() for name in _TOKEN_VARIABLES) else token
 
 
@@ -447,7 +447,7 @@ def _literal(name: str) -> str:
 
 
 def explain(error: Exception, token: str | None = None) -> str:
-    """Return what happened and what to do; `token` is the one of the configuration, if that one was used."""
+    """Return what happened and what to do. `token` is the configuration's, if it was used."""
     text = _explained(error, "HF_TOKEN" if token is None else _TOKEN_OPTION)
     return text.replace(token, _TOKEN_OPTION) if token else text
 

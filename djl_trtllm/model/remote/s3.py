@@ -37,7 +37,7 @@ class S3Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> S3Address:
-        """Raises DownloadError for text that is not an S3 address."""
+        """Parse an S3 address. Raises DownloadError for other text."""
         rest = text.removeprefix(_SCHEME)
         bucket, _, key = rest.partition("/")
         if (access_point := _ARN.fullmatch(rest)) is not None:

@@ -373,7 +373,7 @@ def list_objects(
 
 
 def _object(address: S3Address, patience: float) -> RemoteObject | None:
-    """The object with this very key; None without one, or if there is no permission to say so."""
+    """The object with exactly this key; None without one, or if there is no permission to ask for it."""
     if not address.key:
         return None
     ask = partial(s3.client().head_object, Bucket=address.bucket, Key=address.key)

@@ -61,7 +61,7 @@ class FormattedEncoder(ResponseEncoder):
         return self._format(self._inner.encode(chunk))
 
     def error(self, error: RequestError) -> bytes:
-        """The inner encoder's, unformatted: the formatter may have failed."""
+        """The inner encoder's error, which no formatter changes: the formatter may have failed."""
         return self._inner.error(error)
 
     def _format(self, encoded: bytes) -> bytes:
@@ -94,7 +94,7 @@ class FormattedEncoder(ResponseEncoder):
 class TokenEncoder(ResponseEncoder):
     """Calls a formatter of `TextGenerationOutput` once per token; the response consists of its results.
 
-    Without `stream`, they are sent together at the end.
+    Without `stream`, the results are sent together at the end.
     """
 
     wants_prompt_tokens = True

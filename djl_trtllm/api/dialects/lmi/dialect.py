@@ -45,10 +45,10 @@ from djl_trtllm.config.options.choices import UnknownParameters
 
 
 class Body(NamedTuple):
-    """A body that an address takes: one with `member`, and with `mark`, a header or a member, if that is given.
+    """A row that recognises a body: the body has `member`, and the header or member `mark`, if that is given.
 
-    It is parsed as the body of `path` of `dialect`, or if that is None, as the address's own. The first row that fits
-    is the one, so a row with a `mark` stands before that without. It is for models of one `task`.
+    Such a body is parsed as that of `path` of `dialect`, or if that is None, as the address's own. The first row that
+    fits is used, so a row with a `mark` stands before one without. A row is for models of one `task`.
     """
 
     member: str
@@ -248,7 +248,8 @@ FORMATTERS: dict[str, Callable[[Presentation], base.ResponseEncoder]] = {
 """The encoder for each `output_formatter`."""
 
 _CHAT = {f"{name}_chat": name for name in ("json", "jsonlines", "sse")}
-"""DJL's names for chats, which have OpenAI's form here: what they say of lines and events holds for any body."""
+"""DJL's names of formatters for chats. A chat has OpenAI's form here; the name chooses lines or events, as for any
+body."""
 _EVENTS = {"jsonlines": "sse"}
 _LINES = {"sse": "jsonlines"}
 _SINGLE = ("jsonlines", "sse")
@@ -392,7 +393,7 @@ class Lmi(base.Dialect):
         return call
 
     def read(self, payload: Any, request: base.RawRequest, model: base.ModelContext) -> base.Call:
-        """Read a decoded payload, as the body that its members say. Raises what `parse` raises."""
+        """Read a decoded payload as the kind of body that its members say. Raises what `parse` raises."""
         require_object(payload)
         with _Prefixed():
             task = Task.GENERATE if model.options.task is Task.AUTO else model.options.task
@@ -435,7 +436,7 @@ class Lmi(base.Dialect):
 
 
 class _Prefixed:
-    """Errors of other APIs' bodies begin as those of LMI's own."""
+    """A block in which errors of bodies of other APIs get the beginning that LMI's own have."""
 
     def __enter__(self) -> None: ...
 

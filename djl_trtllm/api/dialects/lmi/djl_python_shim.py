@@ -77,19 +77,19 @@ class Input:
         return self.content.get("data", next(iter(self.content.values()), None))
 
     def get_as_string(self, key: str | None = None) -> str:
-        """A content as UTF-8."""
+        """A content, decoded as UTF-8."""
         return (self.get_as_bytes(key) or b"").decode()
 
     def get_as_json(self, key: str | None = None) -> Any:
         return json.loads(self.get_as_bytes(key) or b"")
 
     def get_as_csv(self, key: str | None = None) -> list[dict[str, str]]:
-        """A content as CSV with a header."""
+        """A content, read as CSV with a header."""
         return list(csv.DictReader(io.StringIO(self.get_as_string(key))))
 
 
 class Output:
-    """Handlers beside formatters import it. Nothing here calls a handler, so it has no content."""
+    """A class that handlers in a `model.py` import. Nothing here calls a handler, so it has no content."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

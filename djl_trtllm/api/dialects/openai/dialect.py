@@ -334,7 +334,7 @@ class OpenAi(OpenAiLike):
     )
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
     aliases = frozenset({"dummy", "tgi"})
-    """The names that huggingface_hub's client and TGI's documents send where an address has one model."""
+    """The names of models that huggingface_hub's client and TGI's documents send to a server with one model."""
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""

@@ -453,7 +453,7 @@ class EventEncoder(ResponseEncoder):
         return self._before + dump_line(choice) + b"]" + more + self._after[1:]
 
     def _counted(self, data: bytes, chunk: OutputChunk) -> bytes:
-        """The events with the usage so far, where each has one."""
+        """The events with the usage so far, if each event has one."""
         if not self._counts:
             return data
         self._streamed += len(chunk.tokens)

@@ -320,7 +320,7 @@ class InferEncoder(inference.BatchEncoder):
 
 
 def _split(body: bytes, declared: str | None) -> tuple[bytes, bytes]:
-    """JSON and what follows it."""
+    """The JSON of a body, and the bytes that follow it."""
     if declared is None:
         return body, b""
     if not (declared.isascii() and declared.isdecimal() and len(declared) < 12) or int(declared) > len(body):

@@ -40,7 +40,7 @@ _TOP_P = kinds.number(0, 1, above=True)
 
 
 def _read_top_p(value: Any) -> float:
-    """In Triton 0 and less mean that it is not set."""
+    """Read `top_p`: in Triton, 0 and less mean that it is not set."""
     if type(value) in (int, float) and -1 <= value <= 0:
         return 1.0
     top_p: float = _TOP_P.read(value)
@@ -210,7 +210,7 @@ def _read_guide(values: dict[str, Any], problems: Problems) -> None:
 
 
 def _ending_at(request: GenerationRequest, end_id: int, model: ModelContext) -> GenerationRequest:
-    """As in TensorRT-LLM, `end_id` takes the place of the model's own end token; -1 is none."""
+    """The request with `end_id` in place of the model's own end token, as in TensorRT-LLM; -1: with no end token."""
     tokenizer = model.tokenizer
     if end_id in tokenizer.end_ids:
         return request
@@ -372,7 +372,7 @@ class Interface:
         )
 
     def _unwrapped(self, given: Mapping[str, Any], problems: Problems) -> dict[str, Any]:
-        """The values, those of scalars without the list around them."""
+        """The values; the list around a scalar is removed."""
         found: dict[str, Any] = {}
         for name, value in given.items():
             described = self.by_name.get(name)
@@ -549,8 +549,8 @@ class BatchEncoder(WholeEncoder):
     def tensors(self) -> dict[str, Tensor]:
         """The outputs, when every sequence has ended.
 
-        Without `logprobs` a log-probability for each token is there and 0, as in Triton. So is one that the engine did
-        not report: a tensor has no null.
+        Without `logprobs` each token has the log-probability 0, as in Triton, and so has a token without one from the
+        engine: a tensor has no null.
         """
         n, shown = self._requests[0].n, []
         for index, each in enumerate(self._output.sequences):

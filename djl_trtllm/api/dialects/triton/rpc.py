@@ -69,7 +69,7 @@ _NUMBERS = range(1, 9)
 def require_little_work(data: bytes, descriptor: Any) -> None:
     """Raise InvalidRequestError for a message that would take long to read; `descriptor` is that of its type.
 
-    What is damaged is left to the parser.
+    A damaged message is left to the parser, which refuses it.
     """
     if len(data) <= base.SMALL:
         return
@@ -134,11 +134,12 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-"""Where the elements of a tensor are that is not given as bytes."""
+"""The fields with a tensor's elements, by datatype, if they are not given as bytes."""
 
 
 class Frame(Enum):
-    """Around a response: none; a stream's, for a decoupled model or for one with one response to each request.
+    """The message around a response: none, or a stream's, of a decoupled model or of one with one response to each
+    request.
 
     A decoupled model of Triton says by an empty response that a request has ended, to clients that ask for it.
     """
@@ -151,7 +152,7 @@ class Frame(Enum):
 class RpcEncoder(base.ResponseEncoder):
     """Encodes the responses to one request; in a stream they are wrapped.
 
-    After a chunk that ends with an error, `error` has the last response, after all others `end`.
+    `error` makes the last response after a chunk that ends with an error, `end` after all other chunks.
     """
 
     content_type = "application/grpc"
