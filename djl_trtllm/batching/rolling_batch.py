@@ -501,10 +501,7 @@ class RollingBatch:
             self._abort(state, *self._translator.ending(end, None))
 
     def _let_wait(self, state: RequestState, *, at_once: bool = True) -> None:
-        """Queue the sequences of a request, or start them `at_once` if nothing waits before them.
-
-        Those of a suspect are held back.
-        """
+        """Queue the sequences of a request, or start them `at_once` if none wait; those of a suspect are held back."""
         places, slot = self._places, self._untried[state.ids[0]]
         first = at_once and slot.beams == len(state.ids) and self._blame.is_idle and not self._waiting
         if first and places is not None and places.has_room(slot, crowded=self._clients.crowded):
