@@ -212,33 +212,28 @@ def read_command(text: str, engine: str | None = None) -> Translation:
         words = shlex.split(one)
     except ValueError as error:
         raise DjlTrtllmError(f"{shown(text)}: this is no command line: {error}") from None
-    commands = {word for word in words if word != ";"}
-    if not commands:
+    if all(word == ";" for word in words):
         raise DjlTrtllmError("there is nothing to translate: expected a command line of an engine, and found no word")
-    if len(assigned := _assigned(words)) == len(commands):
-        return _of_variables(dict(assigned.values()))
+    if all(word == ";" or _ASSIGNMENT.fullmatch(word) for word in words):
+        return _of_variables(_assigned(words))
     engine, start, after = _program(words, engine)
-    before, own = _expanded(words[:start], words[after:])
+    before, variables = words[:start], _assigned(words[:start])
+    own, used = _expanded(words[after:], variables)
+    left = [name for name in variables if name.isupper() and name not in used]
+    lines = [Line(shown(name, variables[name]), "", reason=_ENVIRONMENT) for name in left]
+    if rest := " ".join(word for word in before if word.partition("=")[0] not in (*_SILENT, *left, *used)):
+        lines.append(Line(shown(rest), "", reason=_AROUND))
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     # A flag wins over the file of --config, wherever that stands.
-    lines = [*_around(before), *sorted(_flags(own[:end], engine), key=lambda given: given.origin == COMMAND_LINE)]
+    lines += sorted(_flags(own[:end], engine), key=lambda given: given.origin == COMMAND_LINE)
     if rest := " ".join(own[end:]).strip("&; "):
         lines.append(Line(shown(rest), engine, reason="it is the shell's"))
     return Translation(engine, engine, tuple(lines))
 
 
-def _assigned(words: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The words that are `NAME=VALUE`, with name and value."""
-    return {word: (match[1], match[2]) for word in words if (match := _ASSIGNMENT.fullmatch(word)) is not None}
-
-
-def _around(words: Sequence[str]) -> Iterator[Line]:
-    """What stands before the engine: variables each, the rest together."""
-    variables = {word: pair for word, pair in _assigned(words).items() if pair[0].isupper()}
-    yield from (Line(shown(*pair), "", reason=_ENVIRONMENT) for pair in variables.values())
-    silent = {*variables, *_SILENT}
-    if rest := " ".join(word for word in words if word not in silent):
-        yield Line(shown(rest), "", reason=_AROUND)
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """The variables that words `NAME=VALUE` set, of which the last counts."""
+    return {match[1]: match[2] for word in words if (match := _ASSIGNMENT.fullmatch(word)) is not None}
 
 
 def _of_variables(environ: Mapping[str, str]) -> Translation:
@@ -267,15 +262,14 @@ def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
     raise DjlTrtllmError(f"{written}: expected a file, or a command line with one of {programs}, {advice}")
 
 
-def _expanded(before: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before the program and those after it, with variables of the shell that are set before put in.
+def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], set[str]]:
+    """The words with variables of the shell put in, and the names of these.
 
     A secret is not put in, because no name says of it what it is.
     """
-    known = {name: value for name, value in _assigned(before).values() if value and masked(name, value) == value}
-    used = known.keys() & {name.strip("{}") for name in _VARIABLE.findall(" ".join(own))}
-    expanded = [Template(word.replace("$$", "$$$$")).safe_substitute(known) for word in own]
-    return [word for word in before if word.partition("=")[0] not in used], expanded
+    known = {name: value for name, value in variables.items() if value and masked(name, value) == value}
+    used = known.keys() & {name.strip("{}") for name in _VARIABLE.findall(" ".join(words))}
+    return [Template(word.replace("$$", "$$$$")).safe_substitute(known) for word in words], used
 
 
 def _flags(given: Sequence[str], engine: str) -> Iterator[Line]:
@@ -375,8 +369,7 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
         yield f"# {line}"
         if line.name == "max_batch_size":
             # A number that is not known yet is `${N}` there.
-            number = re.sub(r"^\$(\w+)$", r"${\1}", _one_line(text))
-            yield f"max_batch_size: {number}"
+            yield re.sub(r": \$(\w+)$", r": ${\1}", f"max_batch_size: {_one_line(text)}")
         elif line.name == "decoupled":
             yield f"model_transaction_policy {{ decoupled: {text} }}"
         else:

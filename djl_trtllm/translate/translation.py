@@ -229,8 +229,7 @@ def parsed(text: str) -> Any:
 
 # -- the rows ----------------------------------------------------------------------------------------------------------
 
-PATCH = "trt_llm.runtime.patch_kwargs."
-_UNCHECKED = "patch_kwargs passes it to TensorRT-LLM, and Truss does not check it"
+PATCH = str(_ENGINES["truss"]["prefix"])
 
 
 def _path(target: Target, places: Mapping[str, str]) -> str:
@@ -291,9 +290,9 @@ def cell(row: str, engine: str) -> Mapping[str, Any]:
 
 def name_in(row: str, engine: str) -> Name:
     """The row's name in an engine (or worker of Dynamo)."""
-    own, everywhere = cell(row, engine), rule(row, "all") if engine != "lmi" else None
-    lost = rule(row, "secret") or own.get("lost") or (everywhere and "name" not in own and everywhere["lost"])
-    found = None if lost else _own_name(row, engine) or (_patched(row) if engine == "truss" else None)
+    own, everywhere = cell(row, engine), {} if engine == "lmi" else rule(row, "all") or {}
+    lost = rule(row, "secret") or own.get("lost") or ("name" not in own and everywhere.get("lost"))
+    found = None if lost else _own_name(row, engine) or _handed_on(row, engine)
     return found or Name(lost=lost or dropped(engine, row) or f"{names_of(engine).title} has no counterpart")
 
 
@@ -301,7 +300,7 @@ def _own_name(row: str, engine: str) -> Name | None:
     own, names = cell(row, engine), names_of(engine)
     # A name that this engine alone knows has its own row, see `row_of`.
     private = next((row.removeprefix(f"{each}.") for each in (engine, base(engine)) if row.startswith(f"{each}.")), "")
-    written = private or own.get("name") or (_passed_by_lmi(row) if engine == "lmi" else None)
+    written = private or own.get("name")
     if written is None:
         return None
     name = written.removeprefix("!")
@@ -315,19 +314,18 @@ def _own_name(row: str, engine: str) -> Name | None:
     return Name(name, negated=written.startswith("!"), many=names.is_list(name), **rules)
 
 
-def _patched(row: str) -> Name | None:
-    """An argument of TensorRT-LLM that Truss has no name for."""
-    known = name_in(row, "trtllm-serve")
-    if known.lost or known.name.startswith("--"):
+def _handed_on(row: str, engine: str) -> Name | None:
+    """The name of an argument that the engine only hands on, LMI to vLLM and Truss to TensorRT-LLM."""
+    rules = _ENGINES[engine]
+    there = name_in(row, rules["hands_to"]) if "hands_to" in rules else Name()
+    taken = tabled_arguments(known_versions()[-1]) if engine == "lmi" else [there.name]
+    if not there.name or there.name.startswith("--") or there.name not in taken:
         return None
-    return replace(known, name=f"{PATCH}{known.name}", near=(*known.near, _UNCHECKED))
-
-
-def _passed_by_lmi(row: str) -> str | None:
-    """LMI's key for an argument of vLLM's engine that is no option: LMI passes it on."""
-    argument = cell(row, "vllm").get("name") or row.removeprefix("vllm.")
-    passed = argument in tabled_arguments(known_versions()[-1]) and argument not in OPTIONS
-    return f"option.{argument}" if passed else None
+    key = f"{rules['prefix']}{there.name}"
+    other = find(key)  # an option may have the argument's name, and mean something else
+    if other is not None and name_in(other.name, "vllm").name != there.name:
+        return None
+    return replace(there, name=key, near=(*there.near, *rules.get("near", ())))
 
 
 def name_in_lmi_of_vllm(row: str) -> Name:
@@ -336,8 +334,7 @@ def name_in_lmi_of_vllm(row: str) -> Name:
     if declared is None or declared.option.effect_everywhere or row in effects_on(Backend.VLLM):
         return name_in(row, "lmi")
     there = name_in(row, "vllm")
-    passed = there.lost or there.name in tabled_arguments(known_versions()[-1])
-    return replace(there, name=f"option.{there.name}") if passed else Name(lost="LMI has no counterpart on vLLM")
+    return there if there.lost else _handed_on(row, "lmi") or Name(lost="LMI has no counterpart on vLLM")
 
 
 @cache
