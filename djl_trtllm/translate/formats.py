@@ -284,26 +284,24 @@ def _flags(given: Sequence[str], engine: str) -> Iterator[Line]:
             yield Line(shown(word), engine, reason="no flag takes it")
             continue
         flag, joined, text = word.partition("=")
-        negated = flag.startswith("--no-") and names.find(flag) is None
-        spelling = f"--{flag.removeprefix('--no-')}" if negated else flag
-        kind = names.names.get(names.find(spelling) or "", "").lower()
+        kind = names.names.get(names.find(flag) or names.find(_positive(flag)) or "", "").lower()
         switch = "bool" in kind and "str" not in kind
         values = [text] if joined else []
         while words and not joined and _is_value(words[0]) and (not values or "list[" in kind):
             if switch and words[0].lower() not in ("true", "false"):
                 break
             values.append(words.popleft())
-        yield from _flag(flag, spelling, values, not negated, engine)
+        yield from _flag(flag, values, engine)
 
 
-def _flag(flag: str, spelling: str, values: list[str], alone: bool, engine: str) -> Iterator[Line]:
-    """The settings of a flag, or of the file that it names. A flag without values is a switch, of the value `alone`."""
-    value: Any = parsed(values[0]) if len(values) == 1 else values or alone
+def _flag(flag: str, values: list[str], engine: str) -> Iterator[Line]:
+    """The settings of a flag, or of the file that it names. A flag without values is a switch."""
+    value: Any = parsed(values[0]) if len(values) == 1 else values or True
     file, written = Path(str(value)), shown(flag, value if values else None)
     if bare(flag) == "override_engine_args" and isinstance(value, dict):
         yield Line(written, engine, value, name=_TYPED.strip("."))
     elif bare(flag) not in _FILES:
-        yield replace(_named(spelling, value, COMMAND_LINE, engine), written=written)
+        yield replace(_named(flag, value, COMMAND_LINE, engine), written=written)
     elif file.suffix in _YAML and file.is_file():
         yield from _read_path(file, base(engine)).lines
     else:
@@ -314,10 +312,17 @@ def _is_value(word: str) -> bool:
     return re.match(r"-(?!\.?\d)", word) is None
 
 
+def _positive(switch: str) -> str:
+    """The switch that another one turns off: `--no-enable-x` and, in a file, `no-enable-x`."""
+    return re.sub("^(--)?no[-_]", r"\1", switch)
+
+
 def _named(written: str, value: Any, origin: Origin, engine: str) -> Line:
     names, text = names_of(engine), shown(written, value)
     if (name := names.find(written)) is not None:
         return Line(text, engine, value, origin, name)
+    if value is True and (name := names.find(_positive(written))) is not None:
+        return Line(text, engine, False, origin, name)
     near = names.similar(written)
     advice = f"; did you mean {near}?" if near else ""
     reason = dropped(engine, written) or f"{names.title} {names.version} has no such name{advice}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from djl_trtllm.config import Backend
 from djl_trtllm.config.compat import triton, truss
 from djl_trtllm.config.explain import plain_value
 from djl_trtllm.config.options import OPTIONS, find, suggest
-from djl_trtllm.config.options.option import NotAValueError, Option, as_text
+from djl_trtllm.config.options.option import NotAValueError, as_text
 from djl_trtllm.config.sources import Origin, masked, shortened
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.files import read_table
@@ -44,8 +45,8 @@ STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for w
 """The words that start an engine."""
 ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
 """The engines that have names of their own."""
-_BOUNDS = {"ge": "at_least", "gt": "above", "le": "at_most", "lt": "below"}
-"""The bounds of a number, as Pydantic writes them in a type (`Field(ge=1)`), by their names in `Option`."""
+_BOUNDS = {"ge": "of at least", "gt": "greater than", "le": "of at most", "lt": "less than"}
+"""The bounds of a number in words, by the names of Pydantic in a type (`Field(ge=1)`) and of Python's operators."""
 
 
 def base(engine: str) -> str:
@@ -99,11 +100,9 @@ class EngineNames:
 
     def check(self, name: str, value: Any) -> None:
         """Raise ValueError for a number that is not within the bounds of its type, such as `Field(ge=1, le=2048)`."""
-        found = re.findall(r"\b([gl][et])=(\d+)", self.names.get(name, ""))
-        limits: dict[str, Any] = {_BOUNDS[kind]: int(most) for kind, most in found}
-        bounds = Option(name, "", **limits)
-        if isinstance(value, (int, float)) and not bounds.allows(value):
-            raise ValueError(f"{self.title} takes a number: {bounds.range_text}")
+        for kind, bound in re.findall(r"\b([gl][et])=(\d+)", self.names.get(name, "")):
+            if isinstance(value, (int, float)) and not getattr(operator, kind)(value, int(bound)):
+                raise ValueError(f"{self.title} takes a number {_BOUNDS[kind]} {bound}")
 
     def similar(self, spelling: str) -> str | None:
         known = (*self.names, *self.aliases)
@@ -199,7 +198,7 @@ class Name:
 
 def _typed(row: str, value: Any) -> Any:
     """The value of an option by its type. Raises NotAValueError for other text."""
-    declared, text = OPTIONS.get(row), as_text(value)
+    declared, text = OPTIONS.get(row), str(value) if isinstance(value, float) else as_text(value)
     if isinstance(value, dict) or value is None or (isinstance(value, list) and declared and not declared.type.many):
         return value
     if declared is None or rule(row, "words"):
@@ -546,7 +545,7 @@ def _value(own: Name, there: Name, given: Line, source: str, target: str) -> Any
     if target != "lmi" and as_text(ours) in (refused := rule(given.row, "refused") or {}):
         raise ValueError(refused[as_text(ours)])
     # Words that both take from the option are written as they stand: each may have spellings of its own.
-    stands = isinstance(ours, str) and own.values is None and there.values is None
+    stands = isinstance(ours, str) and isinstance(value, str) and own.values is None and there.values is None
     return there.write(value if stands else ours)
 
 
