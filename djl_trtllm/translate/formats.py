@@ -212,33 +212,28 @@ def read_command(text: str, engine: str | None = None) -> Translation:
         words = shlex.split(one)
     except ValueError as error:
         raise DjlTrtllmError(f"{shown(text)}: this is no command line: {error}") from None
-    commands = {word for word in words if word != ";"}
-    if not commands:
+    if all(word == ";" for word in words):
         raise DjlTrtllmError("there is nothing to translate: expected a command line of an engine, and found no word")
-    if len(assigned := _assigned(words)) == len(commands):
-        return _of_variables(dict(assigned.values()))
+    if all(word == ";" or _ASSIGNMENT.fullmatch(word) for word in words):
+        return _of_variables(_assigned(words))
     engine, start, after = _program(words, engine)
-    before, own = _expanded(words[:start], words[after:])
+    before, variables = words[:start], _assigned(words[:start])
+    own, used = _expanded(words[after:], variables)
+    left = [name for name in variables if name.isupper() and name not in used]
+    lines = [Line(shown(name, variables[name]), "", reason=_ENVIRONMENT) for name in left]
+    if rest := " ".join(word for word in before if word.partition("=")[0] not in (*_SILENT, *left, *used)):
+        lines.append(Line(shown(rest), "", reason=_AROUND))
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     # A flag wins over the file of --config, wherever that stands.
-    lines = [*_around(before), *sorted(_flags(own[:end], engine), key=lambda given: given.origin == COMMAND_LINE)]
+    lines += sorted(_flags(own[:end], engine), key=lambda given: given.origin == COMMAND_LINE)
     if rest := " ".join(own[end:]).strip("&; "):
         lines.append(Line(shown(rest), engine, reason="it is the shell's"))
     return Translation(engine, engine, tuple(lines))
 
 
-def _assigned(words: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The words that are `NAME=VALUE`, with name and value."""
-    return {word: (match[1], match[2]) for word in words if (match := _ASSIGNMENT.fullmatch(word)) is not None}
-
-
-def _around(words: Sequence[str]) -> Iterator[Line]:
-    """What stands before the engine: variables each, the rest together."""
-    variables = {word: pair for word, pair in _assigned(words).items() if pair[0].isupper()}
-    yield from (Line(shown(*pair), "", reason=_ENVIRONMENT) for pair in variables.values())
-    silent = {*variables, *_SILENT}
-    if rest := " ".join(word for word in words if word not in silent):
-        yield Line(shown(rest), "", reason=_AROUND)
+def _assigned(words: Sequence[str]) -> dict[str, str]:
+    """The variables that words `NAME=VALUE` set, of which the last counts."""
+    return {match[1]: match[2] for word in words if (match := _ASSIGNMENT.fullmatch(word)) is not None}
 
 
 def _of_variables(environ: Mapping[str, str]) -> Translation:
@@ -267,15 +262,14 @@ def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
     raise DjlTrtllmError(f"{written}: expected a file, or a command line with one of {programs}, {advice}")
 
 
-def _expanded(before: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before the program and those after it, with variables of the shell that are set before put in.
+def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> tuple[list[str], set[str]]:
+    """The words with variables of the shell put in, and the names of these.
 
     A secret is not put in, because no name says of it what it is.
     """
-    known = {name: value for name, value in _assigned(before).values() if value and masked(name, value) == value}
-    used = known.keys() & {name.strip("{}") for name in _VARIABLE.findall(" ".join(own))}
-    expanded = [Template(word.replace("$$", "$$$$")).safe_substitute(known) for word in own]
-    return [word for word in before if word.partition("=")[0] not in used], expanded
+    known = {name: value for name, value in variables.items() if value and masked(name, value) == value}
+    used = known.keys() & {name.strip("{}") for name in _VARIABLE.findall(" ".join(words))}
+    return [Template(word.replace("$$", "$$$$")).safe_substitute(known) for word in words], used
 
 
 def _flags(given: Sequence[str], engine: str) -> Iterator[Line]:
@@ -290,26 +284,24 @@ def _flags(given: Sequence[str], engine: str) -> Iterator[Line]:
             yield Line(shown(word), engine, reason="no flag takes it")
             continue
         flag, joined, text = word.partition("=")
-        negated = flag.startswith("--no-") and names.find(flag) is None
-        spelling = f"--{flag.removeprefix('--no-')}" if negated else flag
-        kind = names.names.get(names.find(spelling) or "", "").lower()
+        kind = names.names.get(names.find(flag) or names.find(_positive(flag)) or "", "").lower()
         switch = "bool" in kind and "str" not in kind
         values = [text] if joined else []
         while words and not joined and _is_value(words[0]) and (not values or "list[" in kind):
             if switch and words[0].lower() not in ("true", "false"):
                 break
             values.append(words.popleft())
-        yield from _flag(flag, spelling, values, not negated, engine)
+        yield from _flag(flag, values, engine)
 
 
-def _flag(flag: str, spelling: str, values: list[str], alone: bool, engine: str) -> Iterator[Line]:
-    """The settings of a flag, or of the file that it names. A flag without values is a switch, of the value `alone`."""
-    value: Any = parsed(values[0]) if len(values) == 1 else values or alone
+def _flag(flag: str, values: list[str], engine: str) -> Iterator[Line]:
+    """The settings of a flag, or of the file that it names. A flag without values is a switch."""
+    value: Any = parsed(values[0]) if len(values) == 1 else values or True
     file, written = Path(str(value)), shown(flag, value if values else None)
     if bare(flag) == "override_engine_args" and isinstance(value, dict):
         yield Line(written, engine, value, name=_TYPED.strip("."))
     elif bare(flag) not in _FILES:
-        yield replace(_named(spelling, value, COMMAND_LINE, engine), written=written)
+        yield replace(_named(flag, value, COMMAND_LINE, engine), written=written)
     elif file.suffix in _YAML and file.is_file():
         yield from _read_path(file, base(engine)).lines
     else:
@@ -320,10 +312,17 @@ def _is_value(word: str) -> bool:
     return re.match(r"-(?!\.?\d)", word) is None
 
 
+def _positive(switch: str) -> str:
+    """The switch that another one turns off: `--no-enable-x` and, in a file, `no-enable-x`."""
+    return re.sub("^(--)?no[-_]", r"\1", switch)
+
+
 def _named(written: str, value: Any, origin: Origin, engine: str) -> Line:
     names, text = names_of(engine), shown(written, value)
     if (name := names.find(written)) is not None:
         return Line(text, engine, value, origin, name)
+    if value is True and (name := names.find(_positive(written))) is not None:
+        return Line(text, engine, False, origin, name)
     near = names.similar(written)
     advice = f"; did you mean {near}?" if near else ""
     reason = dropped(engine, written) or f"{names.title} {names.version} has no such name{advice}"
@@ -375,8 +374,7 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
         yield f"# {line}"
         if line.name == "max_batch_size":
             # A number that is not known yet is `${N}` there.
-            number = re.sub(r"^\$(\w+)$", r"${\1}", _one_line(text))
-            yield f"max_batch_size: {number}"
+            yield re.sub(r": \$(\w+)$", r": ${\1}", f"max_batch_size: {_one_line(text)}")
         elif line.name == "decoupled":
             yield f"model_transaction_policy {{ decoupled: {text} }}"
         else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ from djl_trtllm.config import Backend
 from djl_trtllm.config.compat import triton, truss
 from djl_trtllm.config.explain import plain_value
 from djl_trtllm.config.options import OPTIONS, find, suggest
-from djl_trtllm.config.options.option import NotAValueError, Option, as_text
+from djl_trtllm.config.options.option import NotAValueError, as_text
 from djl_trtllm.config.sources import Origin, masked, shortened
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.files import read_table
@@ -44,8 +45,8 @@ STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for w
 """The words that start an engine."""
 ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
 """The engines that have names of their own."""
-_BOUNDS = {"ge": "at_least", "gt": "above", "le": "at_most", "lt": "below"}
-"""The bounds of a number, as Pydantic writes them in a type (`Field(ge=1)`), by their names in `Option`."""
+_BOUNDS = {"ge": "of at least", "gt": "greater than", "le": "of at most", "lt": "less than"}
+"""The bounds of a number in words, by the names of Pydantic in a type (`Field(ge=1)`) and of Python's operators."""
 
 
 def base(engine: str) -> str:
@@ -99,11 +100,9 @@ class EngineNames:
 
     def check(self, name: str, value: Any) -> None:
         """Raise ValueError for a number that is not within the bounds of its type, such as `Field(ge=1, le=2048)`."""
-        found = re.findall(r"\b([gl][et])=(\d+)", self.names.get(name, ""))
-        limits: dict[str, Any] = {_BOUNDS[kind]: int(most) for kind, most in found}
-        bounds = Option(name, "", **limits)
-        if isinstance(value, (int, float)) and not bounds.allows(value):
-            raise ValueError(f"{self.title} takes a number: {bounds.range_text}")
+        for kind, bound in re.findall(r"\b([gl][et])=(\d+)", self.names.get(name, "")):
+            if isinstance(value, (int, float)) and not getattr(operator, kind)(value, int(bound)):
+                raise ValueError(f"{self.title} takes a number {_BOUNDS[kind]} {bound}")
 
     def similar(self, spelling: str) -> str | None:
         known = (*self.names, *self.aliases)
@@ -199,7 +198,7 @@ class Name:
 
 def _typed(row: str, value: Any) -> Any:
     """The value of an option by its type. Raises NotAValueError for other text."""
-    declared, text = OPTIONS.get(row), as_text(value)
+    declared, text = OPTIONS.get(row), str(value) if isinstance(value, float) else as_text(value)
     if isinstance(value, dict) or value is None or (isinstance(value, list) and declared and not declared.type.many):
         return value
     if declared is None or rule(row, "words"):
@@ -229,8 +228,7 @@ def parsed(text: str) -> Any:
 
 # -- the rows ----------------------------------------------------------------------------------------------------------
 
-PATCH = "trt_llm.runtime.patch_kwargs."
-_UNCHECKED = "patch_kwargs passes it to TensorRT-LLM, and Truss does not check it"
+PATCH = str(_ENGINES["truss"]["prefix"])
 
 
 def _path(target: Target, places: Mapping[str, str]) -> str:
@@ -291,9 +289,9 @@ def cell(row: str, engine: str) -> Mapping[str, Any]:
 
 def name_in(row: str, engine: str) -> Name:
     """The row's name in an engine (or worker of Dynamo)."""
-    own, everywhere = cell(row, engine), rule(row, "all") if engine != "lmi" else None
-    lost = rule(row, "secret") or own.get("lost") or (everywhere and "name" not in own and everywhere["lost"])
-    found = None if lost else _own_name(row, engine) or (_patched(row) if engine == "truss" else None)
+    own, everywhere = cell(row, engine), {} if engine == "lmi" else rule(row, "all") or {}
+    lost = rule(row, "secret") or own.get("lost") or ("name" not in own and everywhere.get("lost"))
+    found = None if lost else _own_name(row, engine) or _handed_on(row, engine)
     return found or Name(lost=lost or dropped(engine, row) or f"{names_of(engine).title} has no counterpart")
 
 
@@ -301,7 +299,7 @@ def _own_name(row: str, engine: str) -> Name | None:
     own, names = cell(row, engine), names_of(engine)
     # A name that this engine alone knows has its own row, see `row_of`.
     private = next((row.removeprefix(f"{each}.") for each in (engine, base(engine)) if row.startswith(f"{each}.")), "")
-    written = private or own.get("name") or (_passed_by_lmi(row) if engine == "lmi" else None)
+    written = private or own.get("name")
     if written is None:
         return None
     name = written.removeprefix("!")
@@ -315,19 +313,18 @@ def _own_name(row: str, engine: str) -> Name | None:
     return Name(name, negated=written.startswith("!"), many=names.is_list(name), **rules)
 
 
-def _patched(row: str) -> Name | None:
-    """An argument of TensorRT-LLM that Truss has no name for."""
-    known = name_in(row, "trtllm-serve")
-    if known.lost or known.name.startswith("--"):
+def _handed_on(row: str, engine: str) -> Name | None:
+    """The name of an argument that the engine only hands on, LMI to vLLM and Truss to TensorRT-LLM."""
+    rules = _ENGINES[engine]
+    there = name_in(row, rules["hands_to"]) if "hands_to" in rules else Name()
+    taken = tabled_arguments(known_versions()[-1]) if engine == "lmi" else [there.name]
+    if not there.name or there.name.startswith("--") or there.name not in taken:
         return None
-    return replace(known, name=f"{PATCH}{known.name}", near=(*known.near, _UNCHECKED))
-
-
-def _passed_by_lmi(row: str) -> str | None:
-    """LMI's key for an argument of vLLM's engine that is no option: LMI passes it on."""
-    argument = cell(row, "vllm").get("name") or row.removeprefix("vllm.")
-    passed = argument in tabled_arguments(known_versions()[-1]) and argument not in OPTIONS
-    return f"option.{argument}" if passed else None
+    key = f"{rules['prefix']}{there.name}"
+    other = find(key)  # an option may have the argument's name, and mean something else
+    if other is not None and name_in(other.name, "vllm").name != there.name:
+        return None
+    return replace(there, name=key, near=(*there.near, *rules.get("near", ())))
 
 
 def name_in_lmi_of_vllm(row: str) -> Name:
@@ -336,8 +333,7 @@ def name_in_lmi_of_vllm(row: str) -> Name:
     if declared is None or declared.option.effect_everywhere or row in effects_on(Backend.VLLM):
         return name_in(row, "lmi")
     there = name_in(row, "vllm")
-    passed = there.lost or there.name in tabled_arguments(known_versions()[-1])
-    return replace(there, name=f"option.{there.name}") if passed else Name(lost="LMI has no counterpart on vLLM")
+    return there if there.lost else _handed_on(row, "lmi") or Name(lost="LMI has no counterpart on vLLM")
 
 
 @cache
@@ -549,7 +545,7 @@ def _value(own: Name, there: Name, given: Line, source: str, target: str) -> Any
     if target != "lmi" and as_text(ours) in (refused := rule(given.row, "refused") or {}):
         raise ValueError(refused[as_text(ours)])
     # Words that both take from the option are written as they stand: each may have spellings of its own.
-    stands = isinstance(ours, str) and own.values is None and there.values is None
+    stands = isinstance(ours, str) and isinstance(value, str) and own.values is None and there.values is None
     return there.write(value if stands else ours)
 
 

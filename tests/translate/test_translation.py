@@ -153,6 +153,12 @@ def test_a_file_with_a_nul_is_no_text(name: str) -> None:
         read_text("vllm serve M\0", name)
 
 
+@by_rows(("name", "text"), [("config.pbtxt", 'name: "m"\nbackend = 3\n'), ("x.yaml", "a: 1\n b: 2\n")])
+def test_a_file_is_refused_by_the_line_that_is_wrong(name: str, text: str) -> None:
+    with pytest.raises(DjlTrtllmError, match=f"^{name}:2: "):
+        read_text(text, name)
+
+
 @pytest.mark.parametrize(("model", "lost"), [("tensorrt_llm", False), ("preprocessing", True), ("ensemble", True)])
 def test_of_the_models_of_triton_the_engine_alone_has_its_batch(model: str, lost: bool) -> None:
     (found,) = translate(read_text("max_batch_size: 8\n", f"{model}/config.pbtxt"), "vllm").lines
@@ -313,6 +319,8 @@ def test_the_fields_of_an_object_keep_their_lists_and_their_objects() -> None:
         ("middleware: m\n", "vllm", "vllm", "middleware", ["m"]),
         ("lora-modules: a=/x\n", "vllm", "vllm", "lora_modules", ["a=/x"]),
         ("served-model-name: a\n", "vllm", "vllm", "served_model_name", "a"),
+        ("served-model-name: 1.0\n", "vllm", "sglang", "served_model_name", "1.0"),
+        ("no-enable-prefix-caching: true\n", "vllm", "sglang", "disable_radix_cache", True),
     ],
 )
 def test_what_takes_lists_has_a_list_however_many_its_members_are(
