@@ -76,7 +76,7 @@ def control_groups() -> list[tuple[list[str], str]]:
 def oom_kills() -> int:
     """How many processes the OOM killer has ended, in this control group or else on this machine.
 
-    Only the difference between two calls has a meaning. The count is 0 where the kernel does not tell it.
+    Only the difference between two calls has a meaning. The count is 0 where the kernel does not report it.
     """
     paths = [path for controllers, path in control_groups() if controllers == [""]]
     # In a container the path is often the host's, and the root is the container's group.

@@ -153,7 +153,7 @@ FITTED = EngineConstants(scale=2.4, overhead=int(2.5 * GIB), eight_ranks=int(2.7
 def _engine_activations_per_token(sizes: CheckpointSizes, tensor_parallel: int, scale: float) -> float:
     """Bytes per token of max_num_tokens: residuals on every rank, and the split parts of MLP and attention.
 
-    In a model with experts the MLP counts for each expert that a token goes to, and the sum twice (AIConfigurator has
+    A model with experts has the MLP once for each expert that a token goes to, and twice the sum (AIConfigurator has
     the same factor).
     """
     shape = sizes.shape
