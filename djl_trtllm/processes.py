@@ -94,8 +94,7 @@ def oom_kills() -> int:
 
 
 def be_nice(pid: int, niceness: int) -> None:
-    """Lower the priority of a process. On Linux each thread has a priority of its own; new ones have their
-    creator's."""
+    """Lower the priority of a process. On Linux each thread has its own; new ones have their creator's."""
     with contextlib.suppress(psutil.Error, OSError):
         for thread in psutil.Process(pid).threads():
             os.setpriority(os.PRIO_PROCESS, thread.id, niceness)

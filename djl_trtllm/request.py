@@ -292,8 +292,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 def begins_with_reasoning(prompt: str, opener: str, closer: str, *, starts: bool) -> bool:
-    """Whether the text that a model writes after this prompt is reasoning. `starts`: it is, unless the prompt has
-    closed it."""
+    """Whether a model's text after this prompt is reasoning. `starts`: unless the prompt has closed it."""
     end = prompt.rstrip()
     return end.endswith(opener) or (starts and not end.endswith(closer))
 
