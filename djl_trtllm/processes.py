@@ -76,7 +76,7 @@ def control_groups() -> list[tuple[list[str], str]]:
 def oom_kills() -> int:
     """How many processes the OOM killer has ended, in this control group or else on this machine.
 
-    Only the difference between two calls has a meaning. The count is 0 where the kernel does not tell it.
+    Only the difference between two calls has a meaning. The count is 0 where the kernel does not report it.
     """
     paths = [path for controllers, path in control_groups() if controllers == [""]]
     # In a container the path is often the host's, and the root is the container's group.
@@ -94,8 +94,7 @@ def oom_kills() -> int:
 
 
 def be_nice(pid: int, niceness: int) -> None:
-    """Lower the priority of a process. On Linux each thread has a priority of its own; new ones have their
-    creator's."""
+    """Lower the priority of a process. On Linux each thread has its own; new ones have their creator's."""
     with contextlib.suppress(psutil.Error, OSError):
         for thread in psutil.Process(pid).threads():
             os.setpriority(os.PRIO_PROCESS, thread.id, niceness)

@@ -240,8 +240,8 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """A request's wish for the vector of a text, or the score of a pair of texts, instead of generated text.
 
     `activate`: normalise the vector to length 1, put the score through a sigmoid; None: what the model's own files say.
-    `dimensions`: return only so many numbers of the vector, from the first on. `second`: where the tokens of the pair's
-    second text begin, 0 where the model does not distinguish them.
+    `dimensions`: return this number of the vector's numbers, from the first on. `second`: where the tokens of the
+    pair's second text begin, 0 where the model does not distinguish them.
     """
 
     task: TaskName = "embed"
@@ -292,8 +292,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 def begins_with_reasoning(prompt: str, opener: str, closer: str, *, starts: bool) -> bool:
-    """Whether the text that a model writes after this prompt is reasoning. `starts`: it is, unless the prompt has
-    closed it."""
+    """Whether a model's text after this prompt is reasoning. `starts`: unless the prompt has closed it."""
     end = prompt.rstrip()
     return end.endswith(opener) or (starts and not end.endswith(closer))
 

@@ -201,8 +201,7 @@ class ModelStatus(NamedTuple):
 
 
 def only_model(models: Sequence[ModelStatus]) -> tuple[ModelContext, Render | None]:
-    """The one model of an action, and the function that renders its chats. Raises UnknownModelError and
-    NotReadyError."""
+    """The one model of an action, and what renders its chats. Raises UnknownModelError and NotReadyError."""
     if len(models) != 1:
         names = ", ".join(model.name for model in models)
         raise errors.UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
@@ -541,16 +540,14 @@ _EASY_LEVELS = 3
 
 
 def read_json(data: bytes) -> Any:
-    """Return the value of a JSON text. Raises InvalidRequestError for too much JSON, orjson.JSONDecodeError for no
-    JSON."""
+    """The value of a JSON text. Raises InvalidRequestError for too much, orjson.JSONDecodeError for no JSON."""
     if len(data) > SMALL or data.count(b"[") + data.count(b"{") > MOST_LEVELS:
         _require_shallow(_count(data))
     return orjson.loads(data)
 
 
 def parse_json(data: bytes, what: str = "the body") -> Any:
-    """Return the value of a JSON text. Raises InvalidRequestError, which calls the text `what`, for too much or no
-    JSON."""
+    """The value of a JSON text. Raises InvalidRequestError, which calls it `what`, for too much or no JSON."""
     try:
         return read_json(data)
     except orjson.JSONDecodeError as error:

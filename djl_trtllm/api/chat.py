@@ -426,8 +426,7 @@ _CHARACTERS_OF_A_TOKEN = 16
 
 
 def token_ids(text: str, model: ModelContext, *, special: bool) -> list[int]:
-    """Tokenise a text from which nothing is generated. A text that is too long raises PromptTooLongError before
-    that."""
+    """Tokenise a text from which nothing is generated. Raises PromptTooLongError first if it is too long."""
     most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
     if len(text) > most:
         raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")

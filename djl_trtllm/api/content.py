@@ -83,8 +83,7 @@ def read_texts(raw: Any, problems: Problems) -> list[dict[str, Any]]:
 
 
 def each_message(raw: Any, problems: Problems) -> Iterator[tuple[str, Any]]:
-    """Yield each of `messages` with its name in errors: none if there are too many, none after as many problems as an
-    error shows."""
+    """Yield each message with its name in errors: none if there are too many, no more than an error shows."""
     if type(raw) is not list or not raw:
         problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
     elif (problem := _too_many(raw)) is not None:
@@ -179,8 +178,7 @@ def take_images(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], t
 
 
 def check_images(images: tuple[ImageSource, ...], template: str, options: Options, problems: Problems) -> None:
-    """Add the problems of the images' number and addresses; no image is read. `template` is the source of the chat
-    template."""
+    """Add problems of the images' number and addresses; reads none. `template` is the chat template's source."""
     if not images:
         return
     most = most_images(options.limit_mm_per_prompt)

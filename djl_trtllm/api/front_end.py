@@ -315,8 +315,7 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
 
 def message(payload: bytes, headers: bytes) -> bytes:
-    """A message of the event stream: lengths and their checksum, headers, payload, and the checksum of everything
-    before."""
+    """A message of the event stream: lengths and their checksum, headers, payload, and a checksum of it all."""
     prelude = pack("!II", 16 + len(headers) + len(payload), len(headers))
     content = b"%b%b%b%b" % (prelude, pack("!I", crc32(prelude)), headers, payload)
     return content + pack("!I", crc32(content))

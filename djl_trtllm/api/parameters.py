@@ -478,8 +478,7 @@ class TextsOrIds:
 
 
 def _described(name: str, row: Parameter, required: bool) -> dict[str, Any]:
-    """The schema of the values of one name. Null, which means not given, is a value too, unless the parameter is
-    required."""
+    """The schema of the values of one name; null, which means not given, too, unless it is required."""
     if row.target is None:
         # `read` takes 0 for false and 1 for true, where the parameter changes nothing.
         numbers = {int(value) for value in row.neutral if type(value) is bool}

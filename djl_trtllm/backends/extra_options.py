@@ -137,8 +137,7 @@ class _TooMuchError(Exception):
 
 
 class _Reader:
-    """Reads the text of an option, or settings. The text of an option that stands for one argument is that argument's
-    value."""
+    """Reads the text of an option, or settings. An option for one argument has the argument's value as text."""
 
     def __init__(self, config: Config, library: Library, option: str) -> None:
         self.config = config

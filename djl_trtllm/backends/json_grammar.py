@@ -92,8 +92,7 @@ class JsonGrammar(NamedTuple):
 
 
 def as_grammar(guide: Guide) -> tuple[Guide, tuple[str, ...]]:
-    """A guide as xgrammar takes it (JSON as a grammar), and the keywords that it does not follow. Raises
-    SchemaError."""
+    """A guide as xgrammar takes it (JSON as a grammar), and keywords not followed. Raises SchemaError."""
     if guide.kind is GuideKind.JSON_OBJECT:
         return Guide(GuideKind.GRAMMAR, any_object()), ()
     if guide.kind is not GuideKind.JSON_SCHEMA:

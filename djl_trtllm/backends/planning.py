@@ -173,8 +173,7 @@ def _with_prefix_cache(config: Config, cache: PrefixCache | None) -> Config:
 def plan_fitted(
     config: Config, layout: Layout, hardware: Hardware | None = None, *, compile_only: bool = False
 ) -> tuple[Config, EnginePlan]:
-    """Return `fitted_to_memory`'s configuration with the options that its plan sets, and the plan. Raises what both
-    raise."""
+    """`fitted_to_memory`'s configuration with the options that its plan sets, and the plan. Raises what both do."""
     hardware = this_machine() if hardware is None else hardware
     config = fitted_to_memory(config, layout, hardware)
     plan = plan_engine(config, layout, hardware, compile_only=compile_only)

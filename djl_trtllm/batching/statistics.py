@@ -120,8 +120,7 @@ class Histogram:
         return sum(self.counts)
 
     def cumulative(self, bounds: Sequence[float] | None = None) -> list[tuple[float, int]]:
-        """The number of observations at or below each bound, infinity last. `bounds` are some of the histogram's
-        own."""
+        """The number of observations up to each bound, infinity last. `bounds` are some of its own."""
         totals = dict(zip((*self.bounds, inf), accumulate(self.counts), strict=True))
         return [(bound, totals[bound]) for bound in (*(self.bounds if bounds is None else bounds), inf)]
 

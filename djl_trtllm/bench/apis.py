@@ -16,7 +16,7 @@ from djl_trtllm.files import read_file
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 TOKENS_PER_WORD = 1.3
-"""Tokens per word of English with usual vocabularies, for a server that does not tell its own."""
+"""Tokens per word of English with usual vocabularies, for a server that does not say its own."""
 _TEXT = (
     "the of and to in is was that for on are with as his they at be this from have or by one had not but what all "
     "were when we there can an your which their said if do will each about how up out them then she many some her "

@@ -158,7 +158,7 @@ def serve_here(
 def _follow(
     task: Task, program: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None], ray_seconds: float
 ) -> str | None:
-    """Start the driver and wait until it has ended, or until its time for that is over. Returns the error. Raises
+    """Start the driver and wait for its end, no longer than it may take. Returns the error. Raises
     KeyboardInterrupt."""
     ours, theirs = socket.socketpair()
     with ours:

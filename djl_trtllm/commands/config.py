@@ -63,8 +63,7 @@ def config(
 def show_configuration(
     model: str | None, *, as_json: bool, show_all: bool, backend: str | None, gpu: str | None, offline: bool
 ) -> None:
-    """Print the configuration of a model. Exits with status 1 if it cannot be served, with 3 if its files are not
-    read."""
+    """Print the configuration of a model. Exits with 1 if it cannot be served, with 3 if its files are not read."""
     with errors_for_the_reader():
         from djl_trtllm.backends.planning import describe as describe_effect
         from djl_trtllm.backends.planning import likely_backend, setting_line, with_effects
@@ -112,8 +111,7 @@ def show_configuration(
 
 
 def show_differences(first: Path, second: Path, unused: Sequence[str] = (), *, as_json: bool) -> None:
-    """Print what differs between two configurations. `unused` are given arguments that `--diff` does not take: they are
-    refused."""
+    """Print what differs between two configurations; refuse `unused` arguments, which --diff does not take."""
     with errors_for_the_reader():
         if unused:
             raise DjlTrtllmError(f"--diff compares its two configurations as they are: leave out {', '.join(unused)}")

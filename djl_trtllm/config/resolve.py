@@ -240,8 +240,7 @@ def _choose_and_parse(draft: _Draft) -> None:
 def _choose(
     declared: DeclaredOption, found: Sequence[tuple[Layer, Setting]], draft: _Draft
 ) -> tuple[Setting, list[Setting]]:
-    """The setting that is used, and the user's other settings of the option, which it overrides, in the order of
-    precedence."""
+    """The setting that is used, and the user's others of the option, in the order of precedence."""
     order = precedence(declared.option.scope)
     ranked = sorted(found, key=lambda candidate: order.index(candidate[0]))
     layer, winner = ranked[0]

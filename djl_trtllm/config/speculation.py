@@ -107,8 +107,7 @@ _IMPLIED = {
     "lookahead_ngram_size": Method.LOOKAHEAD,
     "lookahead_verification_set_size": Method.LOOKAHEAD,
 }
-"""Options that choose a method where no option names one. A draft model leaves the choice to the engine, which may read
-the model's files."""
+"""Options that choose a method where none is named; a draft model leaves the choice to the engine."""
 
 
 def speculation_of(config: Config) -> Speculation | None:

@@ -149,8 +149,7 @@ class Lease:
         return _ask(method, self._address, unless, patience=self._patience, **arguments)
 
     def _is_own(self, found: Any) -> bool:
-        """Return whether this machine has written the object: the store may refuse the repetition of a request that was
-        done."""
+        """Whether this machine has written the object: the refused request may repeat one that was done."""
         own = _content(found, self._address).startswith(self._owner.encode())
         if own:
             self._etag = found["ETag"]
@@ -257,8 +256,7 @@ class FleetCache:
             raise
 
     def _fetch(self, key: str, out: Path, progress: Callable[[str], None]) -> bool:
-        """Fetch the engine. Returns False if there is none. Raises EngineError if compiling it failed a short
-        time ago."""
+        """Fetch the engine; False if there is none. Raises EngineError if compiling it failed lately."""
         found = self._entry(key)
         if found is None:
             self._raise_failure(key)
@@ -371,8 +369,7 @@ class FleetCache:
         return removed
 
     def _remove_listed(self, key: str, objects: dict[str, Any]) -> list[Any]:
-        """Remove objects of one key, and return those that are gone. An entry or a lease that was written meanwhile
-        stays."""
+        """Remove objects of one key; returns those gone. A newer entry or lease stays."""
         # The entry first: without it, no machine looks for the files.
         written = [name for name in (_ENTRY, _LEASE) if name in objects]
         gone = [objects[name] for name in written if self._remove_version(key + name, objects[name]["ETag"])]

@@ -29,8 +29,7 @@ def engine_memory() -> int | None:
 
 
 def apply_bound() -> None:
-    """Bound the memory of this process: an allocation beyond the bound fails, as it does where there is no more
-    memory."""
+    """Bound this process's memory: an allocation beyond fails, as where there is no more memory."""
     if (bound := engine_memory()) is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))

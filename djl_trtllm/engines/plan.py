@@ -110,8 +110,7 @@ def _has_own_code(checkpoint: Path) -> bool:
 
 _MOST_LOOKAHEAD = 16
 _LONGEST_TEXT = 8192
-"""The most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in
-memory."""
+"""The most tokens of a text for a vector, unless the user allows more: attention takes their square."""
 DRAFT_FOLDER = "draft"
 """The folder for a compiled draft model in the engine's directory."""
 

@@ -378,8 +378,7 @@ class GuideGate:
             held.context.run(print, verdict.note, flush=True)
 
     def _lose(self, process: _Process, held: _Held, problem: str) -> None:
-        """Handle the loss of the process: its guide is tried again, or its requests are refused and nothing is
-        remembered."""
+        """The process is lost: try its guide again, or refuse its requests and remember nothing."""
         self._end_trial(process, held)
         if held.key not in self._lost:
             self._lost = (self._lost & {each.key for each in self._held.values()}) | {held.key}

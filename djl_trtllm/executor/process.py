@@ -52,8 +52,7 @@ from djl_trtllm.processes import compiler_below, leave_end_to_parent
 
 _LAST_WORD_SECONDS = 1.0
 _REST_SECONDS = 0.05
-"""Seconds to wait for the rest of a message: the server sends it as soon as the socket has room, unless it is very
-busy."""
+"""Seconds to wait for the rest of a message, which comes as soon as the socket has room."""
 _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy process whose iterations produce no token (a long prefill in chunks) sends an empty step this often."""
 
@@ -453,8 +452,7 @@ def _watch(
     end: Callable[[Exception], None],
     over: threading.Event,
 ) -> None:
-    """Check the engine until `over`. If the event loop does not react to the engine's loss, the process ends without
-    it."""
+    """Check the engine until `over`. If the event loop does not react to a loss, the process ends without it."""
     while not over.wait(_CHECK_SECONDS):
         try:
             executor.check()

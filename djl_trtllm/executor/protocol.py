@@ -206,16 +206,14 @@ class FullQueue(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """The reason why a request is refused that only the engine finds wrong, or, if `full` is set, that comes too
-    early."""
+    """Why a request is refused that only the engine finds wrong, or that comes too early (`full`)."""
 
     message: str
     full: FullQueue | None = None
 
 
 class FirstRequest(NamedTuple):
-    """A request that the engine process sends to the engine before clients do, so that code is compiled before its
-    first use."""
+    """A request of the engine process itself, before clients', so that code is compiled before its first use."""
 
     kind: str
     """How the log names the request, for example "a sampled request"."""

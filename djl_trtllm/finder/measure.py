@@ -49,8 +49,7 @@ from djl_trtllm.sizing.recommendation import conditions_of
 
 
 def candidates(low: int, high: int, precision: float) -> Sequence[int]:
-    """Numbers from `low` to `high`, both included; the gap between neighbours is at most the share `precision`. 0: all
-    numbers."""
+    """Numbers from `low` to `high`, both included, with gaps of at most the share `precision`; 0: all."""
     if precision <= 0:
         return range(low, high + 1)
     numbers = []

@@ -275,8 +275,7 @@ def _kind(member: tarfile.TarInfo) -> str:
 
 
 def _is_junk(part: str) -> bool:
-    """Whether a name is that of a file that archivers leave behind: resource forks of macOS, pax headers written as
-    files."""
+    """Whether archivers leave a file of this name behind: macOS's resource forks, pax headers as files."""
     return part.startswith("._") or part in ("__MACOSX", ".DS_Store") or part.startswith("PaxHeader")
 
 

@@ -223,8 +223,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """An environment that computes constant expressions, such as 9**9**9, while it renders a template, not while it
-    reads it."""
+    """Computes constant expressions, such as 9**9**9, while rendering a template, not while reading it."""
 
     intercepted_binops = frozenset({"**", "*", "%"})
 

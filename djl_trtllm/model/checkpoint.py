@@ -263,8 +263,7 @@ def _indexed(index: Path) -> tuple[Path, ...]:
 
 
 def _check_shards(path: Path, files: tuple[Path, ...]) -> None:
-    """Check that no shard is missing by the names of files (`model-00001-of-00003.safetensors`), where there is no
-    index."""
+    """Without an index, check by file names (`model-00001-of-00003.safetensors`) that no shard is missing."""
     present = {file.name for file in files}
     sets = {
         (match["start"], len(match["number"]), match["count"], match["end"])
@@ -519,8 +518,7 @@ def _listed_layers(text: Mapping[str, Any]) -> int | None:
 
 
 def _positions(text: Mapping[str, Any]) -> int | None:
-    """The longest sequence by config.json. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling
-    stretch it."""
+    """The longest sequence. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling stretch it."""
     positions = first_positive(text, _POSITIONS)
     if positions is None:
         return None

@@ -304,8 +304,7 @@ class Tokenizer:
 
 
 class _Affixes(NamedTuple):
-    """Special tokens, and the distance behind the first text from which tokens have the type of the second; None for
-    never."""
+    """Special tokens, and where behind the first text tokens get the type of the second; None for never."""
 
     before: list[int]
     between: list[int]

@@ -146,8 +146,7 @@ def unfinished_name(out: Path) -> Path:
 
 
 def unfinished(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the directories that builders in a folder write, or left when they were killed, with the name of each
-    result."""
+    """Yield the directories that builders write, or left when they were killed, with the results' names."""
     for path in folder.glob(f".*{UNFINISHED}*"):
         if found := _UNFINISHED.fullmatch(path.name):
             yield found["out"], path

@@ -241,8 +241,7 @@ def _configuration(name: str) -> str | None:
 logger = logging.getLogger(__name__)
 
 _ROOM_SECONDS = 0.05
-"""Seconds between two looks for a free slot: one may become free without output for a request of ours, because a
-cancelled sequence ends late."""
+"""Seconds between looks for a free slot: a cancelled sequence ends late, without output for us."""
 _ALIVE_SECONDS = 1.0
 _SEND_SECONDS = 0.05
 """Nobody sees output before its end here, so the engine process sends the output of several iterations at once."""
@@ -250,8 +249,7 @@ _CLOSED = "the model was closed while it was generating"
 
 
 class _Fed(NamedTuple):
-    """The mark at the end of the input, after `total` requests; `error` is the exception that ended the input, if
-    any."""
+    """The end of the input after `total` requests; `error` is the exception that ended it, if any."""
 
     total: int
     error: Exception | None

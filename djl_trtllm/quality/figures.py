@@ -122,8 +122,7 @@ def _longer(a: Continuation, b: Continuation) -> int:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The bounds within which two sides count as the same: the least agreement, and the most of the other figures,
-    where they are known."""
+    """Bounds within which two sides are the same: the least agreement, the most of the other known figures."""
 
     agreement: float = 0.98
     divergence: float = 0.01

@@ -85,8 +85,7 @@ def _read(body: bytes) -> tuple[Any, bytes]:
 
 
 _MOST_KEYS = 100_000
-"""The most keys that are remembered, about 40 MB: the prompts of some thousand conversations, more than the replicas'
-KV caches hold."""
+"""The most keys remembered, about 40 MB: some thousand conversations, more than KV caches hold."""
 _MOST_HOLDERS = 4
 """Replicas remembered for a beginning that many prompts share."""
 
@@ -118,8 +117,7 @@ class Affinity:
         return next(preferred, None)
 
     def learn(self, keys: Iterable[bytes], replica: str) -> None:
-        """Note that the replica was sent a prompt with these keys. Keys that were not seen for the longest time are
-        forgotten."""
+        """Note that the replica was sent a prompt with these keys; the keys unseen for longest are forgotten."""
         for key in keys:
             others = tuple(other for other in self._holders.get(key, ()) if other != replica)
             self._holders[key] = (*others, replica)[-_MOST_HOLDERS:]

@@ -43,14 +43,12 @@ class Question:
 
     @classmethod
     def of(cls, body: bytes, session: str = "", truncated: str = "") -> Question:
-        """A question about a request. `body` may be only its beginning; `truncated` then distinguishes requests that
-        begin alike."""
+        """A question; `body` may be a beginning only, then `truncated` distinguishes requests that begin alike."""
         return cls(PromptKeys.of(body), session, blake2b(body + truncated.encode(), digest_size=8).hexdigest())
 
 
 class Sent(NamedTuple):
-    """News for other routers that a prompt was sent. `end` is its own key, `before` the key of the turn that it
-    continues."""
+    """News for other routers: a prompt was sent. `end` is its own key, `before` that of the turn it continues."""
 
     beginning: bytes
     end: bytes
@@ -284,8 +282,7 @@ class Suspects:
         self._sent.setdefault(replica, deque(maxlen=_MOST_SENT)).append((self._clock(), digest))
 
     def died(self, replica: str) -> set[str]:
-        """Accuse the requests that a replica got shortly before its process ended unexpectedly; return their
-        digests."""
+        """Accuse what a replica got shortly before its process ended unexpectedly; return the digests."""
         since = self._clock() - RECENT_SECONDS
         accused = {digest for at, digest in self._sent.pop(replica, ()) if at >= since}
         self.accuse(accused, replica)

@@ -14,8 +14,7 @@ _FULL_CACHE = 0.95
 
 
 def target_concurrency(batch_size: float) -> int:
-    """How many sequences a replica is to have at a time: with more, another replica is started before they have to
-    wait."""
+    """The sequences at a time above which another replica is started, before any has to wait."""
     return max(1, round(0.7 * batch_size))
 
 

@@ -206,8 +206,7 @@ class Application:
         on_failed: Callable[[], None] | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
-        """Make an application without loading anything. Raises ConfigError if the options of access, clients, traces or
-        sessions are wrong."""
+        """Load nothing yet. Raises ConfigError for options of access, clients, traces or sessions."""
         self.context = ServerContext.open(options)
         self.options = options
         self.registry = self.context.registry

@@ -274,7 +274,7 @@ class Connections:
         self.busy.add(connection)
 
     def _longest_idle(self) -> Connection | None:
-        """The connection that has been idle longest. A connection with an unread request does not count as idle."""
+        """The connection that has been idle longest. One with an unread request is not idle."""
         while self.idle:
             connection = next(iter(self.idle))
             if not connection.has_unread():

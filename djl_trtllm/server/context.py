@@ -1,5 +1,4 @@
-"""The state that HTTP, WebSockets and gRPC share: models, access, clients, counts, reports, and the memory of
-bodies."""
+"""The state that HTTP, WebSockets and gRPC share: models, access, clients, counts, reports, memory of bodies."""
 
 import sys
 from collections.abc import Iterator, Mapping

@@ -55,8 +55,7 @@ The stack of the application, a coroutine in each layer, is gone while the respo
 """
 
 WRITE_PART = "djl_trtllm.write_part"
-"""The key of `ServerConnection.write_part`, where another ASGI server than ours has the connection
-(`cluster.application`)."""
+"""The key of `ServerConnection.write_part` where another server has the connection (`cluster.application`)."""
 
 REFUSED = "djl_trtllm.refused"
 """The key of the status with which the server has refused a request before it had read the whole body."""
@@ -400,8 +399,7 @@ class ResponseWriter:
         return self._encoder.encode(chunk)
 
     def _say_reseeded(self) -> bytes:
-        """Say in a header that the output was reseeded; in a stream of events that has begun, in a comment, which
-        clients skip."""
+        """Say in a header that the output was reseeded, or in a comment of a stream that has begun."""
         if not self._exchange.sent_head:
             self._headers = (*self._headers, ("Warning", f'299 djl-trtllm "{_RESEEDED}"'))
         elif self._encoder.content_type.startswith("text/event-stream"):

@@ -207,8 +207,7 @@ class HttpProtocol(asyncio.Protocol):
         return self._read and bool(self._cycles)
 
     def _piece(self, data: bytes | bytearray, start: int) -> int:
-        """The number of bytes that the parser gets: up to the end of a body of known length or of a head, else a
-        few."""
+        """The bytes that the parser gets: up to the end of a head or a body of known length, else a few."""
         if self._left:
             return self._left
         if self._head_read and not self._read:

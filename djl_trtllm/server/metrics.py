@@ -118,8 +118,7 @@ _LARGEST = ("kv_usage", "kv_hit_rate", "iterations", "iteration_seconds")
 
 
 def _together(reported: list[Stats]) -> Stats:
-    """One state of all workers: sums of the numbers of sequences, blocks and guides, and the largest of ratios and
-    times."""
+    """One state of all workers: sums of sequences, blocks and guides, and the largest ratios and times."""
     found: dict[str, Any] = {}
     for name in Stats.__struct_fields__:
         known = [value for value in map(attrgetter(name), reported) if value is not None]

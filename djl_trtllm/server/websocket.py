@@ -279,8 +279,7 @@ class BidirectionalStreams:
                 self._places.leave(client)
 
     def _admit(self, scope: Scope, headers: Mapping[str, str]) -> tuple[str, Reply | None]:
-        """Return the client of a handshake, which then has a place; or the client and the reply that refuses the
-        handshake."""
+        """Return the client of a handshake and its refusal; without a refusal it has a place."""
         address = scope.get("client")
         client_of = partial(self._context.clients.client, headers=headers, address=address and address[0])
         if scope["path"].removeprefix(scope.get("root_path", "")) != PATH:

@@ -98,7 +98,7 @@ _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
 """Seconds after which the death of an engine process no longer counts against `retry_threshold`.
 
-A process that was killed from outside counts only if no process has worked for this time.
+A process that was killed from outside counts if no process has worked for this time.
 """
 _IDLE_SECONDS = 10.0
 """An engine process that was ready for this time, and had nothing to do at its end, did not fail at its start."""
@@ -270,8 +270,8 @@ class Engine:
     def _counts(self, loss: Loss) -> bool:
         """Whether a loss counts against `retry_threshold`: its engine process had done nothing yet.
 
-        A loss that a guilty request explains does not count, nor do the losses before it. With a threshold of 0 every
-        loss counts.
+        False for a loss that a guilty request explains, and for the losses before it. With a threshold of 0 every loss
+        counts.
         """
         idle = not loss.resumed and not loss.ended
         ready_for = asyncio.get_running_loop().time() - self._ready_at

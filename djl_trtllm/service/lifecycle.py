@@ -70,8 +70,7 @@ async def run_by_size(size: int, work: Callable[[], T]) -> T:
 
 
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
-    """Return `dialect.parse`'s call; a worker thread parses large requests. A model's own code may want the thread that
-    loaded it."""
+    """`dialect.parse`, of a large request in a worker thread unless the model's code wants its own thread."""
     size = 0 if model.custom is not None else dialect.size(request, model)
     return dialect.parse(request, model) if size <= SMALL else await WORKERS.run(lambda: dialect.parse(request, model))
 

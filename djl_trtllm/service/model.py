@@ -656,8 +656,7 @@ def _is_archive(model: str) -> bool:
 
 
 def _unopened(model: str, config: Config, machine: _Machine) -> Preview:
-    """The preview of an archive in S3, which is only looked up: it is fetched whole or not at all. Raises
-    DownloadError."""
+    """The preview of an archive in S3, which is fetched whole or not at all. Raises DownloadError."""
     from djl_trtllm.model.remote.s3_download import list_objects
 
     list_objects(S3Address.parse(model))

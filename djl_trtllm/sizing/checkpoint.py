@@ -132,8 +132,7 @@ def _heads(text: Mapping[str, Any], shape: ModelShape, index: int, window: int |
 
 
 def _block(text: Mapping[str, Any], index: int) -> Mapping[str, Any] | None:
-    """The attention of one layer of a model from an architecture search (DeciLM, Llama-Nemotron); None for other
-    models."""
+    """The attention of one layer of an architecture search (DeciLM, Llama-Nemotron); None for other models."""
     blocks = listed(text, "block_configs")
     if index >= len(blocks) or not isinstance(blocks[index], dict):
         return None
@@ -375,8 +374,7 @@ def _is_dense(text: Mapping[str, Any], index: int) -> bool:
 
 
 def _searched_width(text: Mapping[str, Any], index: int, hidden: int) -> int | None:
-    """The inner size of a layer from an architecture search (DeciLM): 0 for a layer without MLP; None for other
-    models."""
+    """The inner size of a layer of an architecture search (DeciLM): 0 without MLP; None for others."""
     blocks = listed(text, "block_configs")
     ffn = part(blocks[index], "ffn") if index < len(blocks) and isinstance(blocks[index], dict) else {}
     if not ffn:

@@ -98,8 +98,7 @@ _DENSE = MappingProxyType({1: 11.0, 2: 6.5, 4: 5.0, 8: 5.0})
 _EXPERTS = MappingProxyType({1: 22.0, 2: 13.0, 4: 10.0, 8: 10.0})
 _MOE_BLOCK = 128
 _PYTORCH_OVERHEAD = 3 * GIB + 150 * MIB
-"""PyTorch's memory beside the model: AIConfigurator has 3.5 GiB of 80 GiB, which is this much of the 79.65 GiB of
-NVML."""
+"""PyTorch's own memory: AIConfigurator's 3.5 GiB of 80 GiB are this much of NVML's 79.65 GiB."""
 _ENGINE_PROCESS = 548 * MIB
 """The CUDA context of TensorRT-LLM's proxy, which is in the engine process, on the first GPU beside its rank's: a third
 of the 1,644 MiB that two ranks' contexts and it took on an H200 (docs/verification.md, "On a GPU"). With one rank the
@@ -153,7 +152,7 @@ FITTED = EngineConstants(scale=2.4, overhead=int(2.5 * GIB), eight_ranks=int(2.7
 def _engine_activations_per_token(sizes: CheckpointSizes, tensor_parallel: int, scale: float) -> float:
     """Bytes per token of max_num_tokens: residuals on every rank, and the split parts of MLP and attention.
 
-    In a model with experts the MLP counts for each expert that a token goes to, and the sum twice (AIConfigurator has
+    A model with experts has the MLP once for each expert that a token goes to, and twice the sum (AIConfigurator has
     the same factor).
     """
     shape = sizes.shape

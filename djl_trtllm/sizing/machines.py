@@ -13,8 +13,7 @@ from djl_trtllm.listing import suggestion
 
 _MIB = 1024 * 1024
 _NEAR = 0.08
-"""The most that the memory of NVML may differ from the table's, as a share: drivers and ECC change it by a few
-percent."""
+"""The most by which NVML's memory may differ from the table's: drivers and ECC change it by a few percent."""
 _PREFIXES = re.compile(r"^(NVIDIA|TESLA|GEFORCE)\b[\s-]*", re.IGNORECASE)
 _INSTANCE = re.compile(r"(?:ml\.)?(?P<family>[a-z][\w-]*)\.(?P<size>[\w-]+)", re.IGNORECASE)
 
@@ -206,8 +205,7 @@ class Machine:
         return self.gpu, self.gpus
 
     def cells(self, ranks: int) -> tuple[str, str]:
-        """The name of the machine and its number of GPUs as cells of a table: `ranks` GPUs where any number may be
-        used."""
+        """Cells of a table: the machine's name and its GPUs, `ranks` where any number may be used."""
         return self.name if self.name != self.gpu else "GPU", f"{self.gpus or ranks} x {self.gpu}"
 
     def __str__(self) -> str:

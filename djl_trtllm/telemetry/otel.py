@@ -45,8 +45,7 @@ _SERVER_ERROR = 500
 
 
 def exporter(kind: Literal["trace", "metric"], protocol: str, endpoint: str | None = None) -> Any:
-    """The exporter of OTLP over HTTP or gRPC, each in a package of its own; without `endpoint`, the environment names
-    it."""
+    """The exporter of OTLP over HTTP or gRPC, each in its own package; `endpoint` None: the environment's."""
     package = f"opentelemetry.exporter.otlp.proto.{'grpc' if protocol == GRPC else 'http'}.{kind}_exporter"
     return getattr(import_module(package), "OTLPSpanExporter" if kind == "trace" else "OTLPMetricExporter")(endpoint)
 

@@ -196,8 +196,7 @@ _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled":
 
 
 class _Thinking(NamedTuple):
-    """Whether the template is asked for thinking, whether the answer leaves out its text, and how many tokens it may
-    have."""
+    """Whether the template is asked for thinking, whether its text is left out, and its most tokens."""
 
     enabled: bool
     omitted: bool

@@ -88,8 +88,7 @@ _ITEM_ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_(\d{1,4})")
 
 
 class Items:
-    """Reads the items of one request. `own` are the items that the request itself brings, in the form in which they are
-    stored."""
+    """Reads the items of one request. `own` are those that the request itself brings, as they are stored."""
 
     def __init__(self, stored: Stored, problems: Problems) -> None:
         self.own: list[Any] = []
@@ -361,8 +360,7 @@ _LEFT_OUT = ("web_search", "image_generation")
 
 
 class _Tools:
-    """The tools of a request in chat's form, with the namespaces and names of their functions by the names that models
-    see."""
+    """The tools of a request in chat's form; namespaces and names of functions by the names that models see."""
 
     def __init__(self, raw: Any, problems: Problems) -> None:
         self.tools: list[dict[str, Any]] = []

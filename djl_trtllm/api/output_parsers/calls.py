@@ -69,8 +69,7 @@ class CallParser(reader.Reader):
         self.tools = tools
         self._types: dict[tuple[str, str], frozenset[str]] = {}
         self._held: list[str] | None = None
-        """Markup before the call that is being read, and the part of the call that is read: content if it is not a call
-        after all."""
+        """Markup before the call that is being read, and what is read of it: content if it is no call after all."""
         self._started = False
         self._completed_by: tuple[str, ...] | None = None
         """Markers that may follow, where the parameters of a call may be complete."""
@@ -151,8 +150,7 @@ class CallParser(reader.Reader):
         return None
 
     def _several(self, call: Call, names: Container[str] | None) -> Generator[None, None, bool]:
-        """Read a call, or a list of calls whose opener is read. Returns False if there is none: the held text was
-        content."""
+        """Read a call, or a list of calls after its opener. False if there is none: the text was content."""
         found = yield from self._one(call, names)
         while found and call.listed:
             self._repeated(call)

@@ -135,8 +135,7 @@ class ToolFormat:
 # -- calls in their usual form -----------------------------------------------------------------------------------------
 
 FEW_BLANKS = _B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
-"""A pattern of all blanks up to the next text, at most 64. It matches in one way only, so that neighbouring patterns of
-blanks cost no more."""
+"""All blanks up to the next text, at most 64: matched in one way, so that neighbouring patterns cost no more."""
 FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 """A pattern of a JSON object without objects or lists in it."""
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'
@@ -175,8 +174,7 @@ class UsualCall:
     def read(
         self, text: str, at: int, types_of: TypesOf, names: Container[str] | None
     ) -> tuple[list[reader.Event], int]:
-        """Read the calls that stand at a place and have one of `names` (any name, if None); returns them and
-        their end."""
+        """Read the calls of `names` (of any, if None) that stand at a place; returns them and their end."""
         match, position, items, pair = self._pattern.match, self._name, self._item, self._pair
         events: list[reader.Event] = []
         start = reader.CallStart("")

@@ -93,8 +93,7 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def _sequences(unless: str) -> str:
-    """A pattern of escape sequences. A sequence with few digits matches where `unless` does not follow: more digits may
-    come."""
+    """A pattern of escape sequences; one of few digits only where `unless` does not follow: more may come."""
     short = {mark: f"{_HEX}{{{most}}}|{_HEX}{{0,{most - 1}}}(?!{unless})" for mark, most in _DIGITS.items()}
     return rf"\\(?:{'|'.join(f'{mark}(?:{digits})' for mark, digits in short.items())}|[^xuU])"
 
@@ -384,8 +383,7 @@ class Reader(OutputParser):
         return found
 
     def up_to(self, markers: Markers, kind: Kind) -> Generator[None, None, tuple[str, str]]:
-        """Read up to a marker, and pass the text before it on as `kind`. Returns the blanks before the marker, and the
-        marker."""
+        """Read up to a marker; the text before it is `kind`. Returns the blanks before the marker, and the marker."""
         while (found := markers.find(self.text, self.at)) is None:
             self.say(self.take(self._blanks_start(markers.begun(self.text, self.at))), kind)
             yield from self.more()

@@ -463,8 +463,7 @@ def _fits_twice(hardware: Hardware, weights: int, kv_cache: KvCachePlan | None) 
 
 
 def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tuple[int, int]:
-    """Tokens per step, and the number of sequences: a decoding step takes a token of each, so there are at least as
-    many tokens."""
+    """Tokens per step, and sequences; at least as many tokens, because a decoding step takes one of each."""
     asked = config.options.max_num_tokens
     if asked is None:
         floor = _BATCHED_TOKENS_OF_MANY if max_sequences > _MANY_SEQUENCES else _BATCHED_TOKENS

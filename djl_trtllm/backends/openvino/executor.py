@@ -160,8 +160,7 @@ def _load(engine_dir: str, scheduler: SchedulerConfig, properties: dict[str, Any
 def _new(
     sequence: _Sequence, token_ids: list[int], logprobs: list[float] | None
 ) -> tuple[list[int], list[float] | None]:
-    """The tokens that follow those that a sequence makes again. Raises ValueError if it makes other tokens than
-    before."""
+    """The tokens after those that a sequence makes again. Raises ValueError if it makes other ones."""
     count = min(len(sequence.repeated), len(token_ids))
     if token_ids[:count] != sequence.repeated[:count]:
         raise ValueError("the request could not go on: it had other tokens before the engine process was lost")

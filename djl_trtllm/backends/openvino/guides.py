@@ -103,8 +103,7 @@ class CompiledGuides:
         """Problems of guides that were compiled; "" if a guide has none."""
 
     def __call__(self, key: Key, guide: Guide) -> str | None:
-        """Return the problem of a guide that is compiled, "" if it has none. Return None for another guide, and begin
-        to compile it."""
+        """Return the problem of a compiled guide, "" for none; None for another guide, which is now compiled."""
         if self._compiling is not None and self._compiling[1].done():
             compiled, future = self._compiling
             error = future.exception()

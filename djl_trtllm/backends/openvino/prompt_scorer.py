@@ -56,8 +56,7 @@ class PromptScorer:
         return True
 
     def give_up(self) -> Submit:
-        """Give up the request for which `advance` has raised, and return it. The model is loaded anew for the next
-        request."""
+        """Return the request for which `advance` has raised, and drop it. The model is loaded anew."""
         self._model, self._scores = None, [None]
         return self._held.popleft()
 

@@ -121,8 +121,7 @@ class ArgumentBuilder:
         self.problems += [problem for problem in problems if problem not in self.problems]
 
     def _check_choice(self, target: Target, value: Any, options: tuple[str, ...]) -> None:
-        """Note a problem for a text that the argument does not take; before 1.2 TensorRT-LLM's kernels refuse it, later
-        its classes."""
+        """Note a problem for a text that TensorRT-LLM's classes, or before 1.2 its kernels, refuse."""
         taken = choices(self._type(target))
         if taken is None or not isinstance(value, str) or value in taken:
             return
@@ -134,8 +133,7 @@ class ArgumentBuilder:
         ]
 
     def add(self, extra: ExtraArgument, effects: Effects) -> None:
-        """Pass an argument that no option stands for. It is a problem if options that the user set give it another
-        value."""
+        """Pass an argument without an option; it is a problem if options of the user say otherwise."""
         if not self._is_passed(extra.target):
             return
         around = _place(extra.target.owner, self.inputs.backend)
@@ -491,8 +489,7 @@ def _kv_cache_type(builder: ArgumentBuilder) -> None:
 
 
 def _paged_context(builder: ArgumentBuilder) -> None:
-    """Problems of reused blocks or chunked prompts without the attention kernels that read prompts from the paged
-    cache."""
+    """Problems of reused blocks or chunked prompts without attention kernels that read the paged cache."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT or options.use_paged_context_fmha:
         return
@@ -517,8 +514,7 @@ def _scheduler(builder: ArgumentBuilder) -> None:
 
 
 def _stream_interval(builder: ArgumentBuilder) -> None:
-    """`stream_interval`: `auto` keeps an iteration's responses at 1,024, as each costs the engine process about 12 µs
-    on PyTorch."""
+    """`auto` keeps an iteration's responses at 1,024: each costs the engine process 12 µs on PyTorch."""
     if builder.inputs.backend is not Backend.TENSORRT:
         chosen = builder.options.stream_interval
         interval = -(-builder.inputs.max_sequences // _RESPONSES) if chosen == "auto" else chosen
@@ -526,8 +522,7 @@ def _stream_interval(builder: ArgumentBuilder) -> None:
 
 
 def _knobs(builder: ArgumentBuilder) -> None:
-    """Runtime switches (`ExtendedRuntimePerfKnobConfig`) of an engine: the options of single switches override the JSON
-    object."""
+    """Runtime switches of an engine: the options of single switches override the JSON object."""
     options = builder.options
     if builder.inputs.backend is not Backend.TENSORRT:
         return

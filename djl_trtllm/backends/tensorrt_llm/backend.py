@@ -47,8 +47,7 @@ _REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engine
 
 
 class TensorRtLlmBackend(EngineBackend):
-    """The `EngineBackend` of TensorRT-LLM. Only `tensorrt` loads engines and checkpoints in TensorRT-LLM's own
-    format."""
+    """The `EngineBackend` of TensorRT-LLM; only `tensorrt` loads engines, and checkpoints of its own format."""
 
     effects: Mapping[str, Effects] = MappingProxyType(
         {Backend.TENSORRT.value: ENGINE, Backend.PYTORCH.value: PYTORCH, Backend.AUTODEPLOY.value: PYTORCH}

@@ -36,8 +36,7 @@ from djl_trtllm.model.checkpoint import hugging_face_quantization
 from djl_trtllm.model.work_directory import link_with_changes
 
 _LARGEST = 4 * 1024**2
-"""The most bytes of a configuration file that is read: tokenizers and indices of weights name no code, and may be
-large."""
+"""The most bytes of a configuration file: tokenizers and indices name no code, and may be large."""
 _KEY = "auto_map"
 
 
@@ -73,8 +72,7 @@ _BLOCK = [128, 128]
 
 
 class _Taken(NamedTuple):
-    """Versions that load a format: all from `since` on. The sources of those between `perhaps` and `since` were not
-    read."""
+    """Versions that load a format: from `since` on; those between `perhaps` and `since` were not read."""
 
     perhaps: Version
     since: Version

@@ -89,8 +89,7 @@ _ENGINE_IS_GONE = (RuntimeError, OSError, EOFError)
 def features_of(
     version: str, backend: str, sampler: Sampler, *, library: str | None, logprobs: bool, lora: bool, apart: bool
 ) -> frozenset[str]:
-    """The features that an LLM honours (`Ready.features`): `library` is that of its guides, `apart` whether it keeps
-    prompts apart."""
+    """The features that an LLM honours: `library` is of its guides, `apart` whether it keeps prompts apart."""
     features = sampler.fields | ({Feature.LOGPROBS, "top_logprobs"} if logprobs else set())
     features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
     features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if library else set()
@@ -369,8 +368,7 @@ class TensorRtLlmExecutor(Gated):
         return message.prompt_ids if self._prompts is None else self._prompts.prompt(message, images)
 
     def _salt(self, message: Submit) -> dict[str, str]:
-        """The `cache_salt` of a prompt. A prompt that is to be scored gets its own: tokens of reused blocks have no
-        logits."""
+        """The `cache_salt` of a prompt, its own if it is scored: reused blocks have no logits."""
         salt = message.cache_salt if self._prompts is None else self._prompts.salt(message)
         if message.prompt_logprobs is not None:
             salt = uuid4().hex

@@ -178,8 +178,7 @@ def _bounded_pools(watch: _Watch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _guarded_launcher(watch: _Watch) -> Iterator[None]:
-    """Inside the block, send TensorRT-LLM's workers to a launcher's ranks by `run_on_rank`; their results are not
-    awaited."""
+    """Send TensorRT-LLM's workers to a launcher's ranks by `run_on_rank`, without waiting for results."""
     if not watch.launched:
         yield
         return

@@ -84,8 +84,7 @@ _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
 _TORCH_SAMPLER_HAS_BIASES = Version("1.1.0")
 PYTORCH_SCORES_PROMPTS = Version("1.3.0rc11")
 PYTORCH_READS_TAGS = Version("1.2.0")
-"""The version from which on a structural tag is passed to xgrammar (0.1.25) as it is; before, only its older form was
-read."""
+"""From this version on a structural tag is passed to xgrammar as it is; before, in its older form only."""
 _TORCH_SAMPLER_HAS_BEAMS = Version("1.3.0rc0")
 _SEED_MANAGER = "tensorrt_llm._torch.pyexecutor.sampler.seed_manager"
 _NEUTRAL = Sampling()

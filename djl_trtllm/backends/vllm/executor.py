@@ -70,8 +70,7 @@ _ARGUMENTS = {
 }
 """Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
-"""Fields of `Sampling` that only sampled sequences pass, under the same names. A greedy sequence has temperature 0 in
-vLLM."""
+"""Fields that only sampled sequences pass, under the same names; greedy ones have temperature 0 in vLLM."""
 SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 
 FEATURES: frozenset[str] = frozenset(
@@ -252,8 +251,7 @@ class VllmExecutor(GatedExecutor):
         self._sequences: dict[str, Submit] = {}
         """Requests by their names in vLLM, without prompts."""
         self._names = map(str, itertools.count())
-        """New names of requests in vLLM: a server's id is free again when its request is cancelled, while a batch of
-        vLLM may still have it."""
+        """New names of requests in vLLM: a cancelled request's id is free again while vLLM may still have it."""
         self._library = guides
         self._iterations, self._empty = 0, 0
         self._seconds: float | None = None
@@ -377,8 +375,7 @@ class VllmExecutor(GatedExecutor):
             self.refuse(request, f"{type(error).__name__}: {error}")
 
     def _lora(self, adapter: Adapter) -> Any:
-        """An adapter as vLLM takes it, under its id: vLLM, and its prefix cache, take adapters of one name for one
-        adapter."""
+        """An adapter as vLLM takes it, by its id: for vLLM, adapters of one name are one adapter."""
         return self._lora_request(f"{adapter.name}-{adapter.id}", adapter.id, adapter.path)
 
     def _parameters(self, request: Submit) -> SamplingParams:

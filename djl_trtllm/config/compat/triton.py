@@ -507,8 +507,7 @@ class _Model:
             reading.unknown_setting(entry, known, _TRITON)
 
     def _set(self, key: str, entry: ForeignSetting, value: str) -> None:
-        """Set a parameter. A word that it does not have is a warning and the default, as in Triton, which refuses few
-        words."""
+        """Set a parameter. As in Triton, a word that it does not have is a warning, and the default."""
         declared = find(key)
         if (
             declared is not None

@@ -138,8 +138,7 @@ _READERS = 16
 _LOOK_EVERY_SECONDS = 1.0
 
 Record = dict[str, tuple[int, str]]
-"""The files that were compared already: their path in the repository's folder, with the time of their last change and
-their checksum."""
+"""The files that were compared already: their path in the folder, time of last change, and checksum."""
 
 
 class HubFile(NamedTuple):

@@ -248,8 +248,7 @@ FORMATTERS: dict[str, Callable[[Presentation], base.ResponseEncoder]] = {
 """The encoder for each `output_formatter`."""
 
 _CHAT = {f"{name}_chat": name for name in ("json", "jsonlines", "sse")}
-"""DJL's names of formatters for chats. A chat has OpenAI's form here; the name chooses lines or events, as for any
-body."""
+"""DJL's names of formatters for chats, which have OpenAI's form here: a name chooses lines or events."""
 _EVENTS = {"jsonlines": "sse"}
 _LINES = {"sse": "jsonlines"}
 _SINGLE = ("jsonlines", "sse")
