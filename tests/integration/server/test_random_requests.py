@@ -40,7 +40,7 @@ FORM = os.environ.get("RANDOM_FORM", "")
 SEED = int(os.environ.get("RANDOM_SEED", "0"))
 _BEAMS = {"max_beam_width": "4"}
 CASES = [
-    # Of the versions between two changes of what a sampler takes (`backends/tensorrt_llm/sampling.py`).
+    # Each version is the only one between two changes of what a sampler takes (`backends/tensorrt_llm/sampling.py`).
     *(("pytorch", version, {}) for version in ("1.0.0", "1.2.1", "1.4.0rc1")),
     ("tensorrt", "1.2.1", _BEAMS),
     # Log-probabilities come another way, and an engine of the server's own process takes the requests.
@@ -49,7 +49,7 @@ CASES = [
     ("pytorch", "1.2.0", _BEAMS),
     ("pytorch", "1.3.0", _BEAMS),
 ]
-if "RANDOM_REQUESTS" in os.environ:
+if "RANDOM_REQUESTS" in os.environ:  # the versions between the other changes
     CASES += [("pytorch", version, {}) for version in ("1.1.0", "1.3.0")]
     CASES += [("tensorrt", version, _BEAMS) for version in ("1.0.0", "1.3.0rc20")]
 COUNT = int(os.environ.get("RANDOM_REQUESTS", "200"))
