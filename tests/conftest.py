@@ -39,7 +39,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 QUICK_SECONDS, _MUCH_MORE = 3, 4
 """What a test without the mark `slow` takes at most, and how much longer it may take on a machine that is busy."""
 LONG = ("faults", "project", "integration", "trtllm", "finder", "docker", "backends", "engines", "executor")
-"""Directories of tests that start processes. First those with few files: a file has one process."""
+"""Directories of tests that start processes. First those with few files: a file has one process. The others with slow
+tests follow, so that the last files are short, and the processes of the run end together."""
 
 
 def pytest_configure() -> None:
@@ -74,11 +75,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("compile") is not None:
                 item.add_marker(pytest.mark.skip(reason="needs torch: scripts/test --all has it"))
-    places = {name: place for place, name in enumerate(LONG)}
+    slow = {_directory(item) for item in items if item.get_closest_marker("slow") is not None}
+    places = dict.fromkeys(slow, len(LONG)) | {name: place for place, name in enumerate(LONG)}
     folders: dict[Path, int] = {}
     for item in items:
         folders.setdefault(item.path.parent, len(folders))
-    items.sort(key=lambda item: (places.get(_directory(item), len(LONG)), folders[item.path.parent]))
+    items.sort(key=lambda item: (places.get(_directory(item), len(LONG) + 1), folders[item.path.parent]))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -264,9 +264,6 @@ def p_value(drawn: list[int], expected: torch.Tensor) -> float:
     "parameters",
     [
         {},
-        {"temperature": 1.8},
-        {"top_k": 5},
-        {"top_p": 0.8},
         {"temperature": 1.5, "top_k": 20, "top_p": 0.9},
         {"temperature": 1.3, "repetition_penalty": 1.5},
     ],

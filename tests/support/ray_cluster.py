@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +40,8 @@ _FIRST_PORT, _PORTS = 30000, 100
 """Ray's first port of replicas, and how many a cluster gets of the thousand that Ray uses: those of replicas that have
 ended are not used again for an hour, and without a port no replica starts."""
 _ATTEMPTS = 5
+_STATUS_SECONDS = 0.4
+"""Between two questions for the replicas' states: each costs the driver and Ray's controller processor time."""
 _CALL_SECONDS = 1200.0
 """Against a driver that hangs. A deployment took more than 300 s on two cores at a load of 60."""
 _REPLICA = re.compile(r"ServeReplica:(?P<app>[^:]+):(?P<name>[\w-]+)")
@@ -150,22 +153,16 @@ class RayCluster(Reachable):
         """Deploy a model with these arguments of `build`, or another version of it, and wait until it runs."""
         self.call("deploy", {"model": str(model), "cpus": 0.2, **arguments}, app, route)
 
-    def states(self, app: str = "default") -> dict[str, int]:
-        """How many replicas are in which state; the router is none of them."""
-        states: dict[str, int] = {}
-        for deployment, replicas in self.call("status")[app]["replicas"].items():
-            if deployment.endswith(ROUTER):
-                continue
-            for state, count in replicas.items():
-                states[state] = states.get(state, 0) + count
-        return states
-
     def wait_for_replicas(self, count: int, app: str = "default", timeout: float = 180.0) -> None:
         """Wait until this number runs, and none starts or stops, nor does a router."""
 
         def complete() -> bool:
-            of_all = [{*states} for states in self.call("status")[app]["replicas"].values()]
-            return self.states(app) == {"RUNNING": count} and all(states == {"RUNNING"} for states in of_all)
+            found = self.call("status")[app]["replicas"]
+            running = sum(states.get("RUNNING", 0) for name, states in found.items() if not name.endswith(ROUTER))
+            if running == count and all({*states} == {"RUNNING"} for states in found.values()):
+                return True
+            time.sleep(_STATUS_SECONDS)
+            return False
 
         wait_until(complete, timeout, f"{count} replicas")
 

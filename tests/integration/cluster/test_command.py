@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 START_SECONDS = 240.0
 _ATTEMPTS = 3
-_SETTINGS = ("--replicas", "2", "--cpus", "0.5", "--host", "127.0.0.1", "-o", "max_rolling_batch_size=7")
+_SETTINGS = ("--replicas", "1", "--cpus", "0.5", "--host", "127.0.0.1", "-o", "max_rolling_batch_size=7")
 
 
 class Commands:
@@ -92,14 +91,5 @@ def test_up_serves_until_it_is_asked_to_end(folder: Path) -> None:
     needs_ray()
     with up(folder) as commands:
         assert commands.reached.generate(4).status_code == 200
-        replicas: set[str] = set()
-
-        def both_have_answered() -> bool:
-            # A router may learn of the second one a little later.
-            answer = commands.reached.post(f"{len(replicas)} {time.monotonic()} " * 20)
-            replicas.add(answer.headers["x-replica"])
-            return len(replicas) == 2
-
-        wait_until(both_have_answered, START_SECONDS, "answers of both replicas")
         commands.process.terminate()
         assert commands.process.wait(START_SECONDS) == 0, commands.log.read_text()

@@ -55,6 +55,7 @@ def test_every_stream_goes_on_when_the_engine_process_is_killed(start: Start) ->
     assert [answer.wait().body for answer in answers] == [whole] * 64
 
 
+@pytest.mark.parametrize("mode", ["async"], indirect=True)
 def test_every_request_ends_when_the_engine_process_is_killed_and_none_may_go_on(start: Start) -> None:
     engine = start(_SLOW, **_OPTIONS, **{"option.resume_after_restart": "false"})
     whole = [engine.request(body(3000)) for _ in range(8)]

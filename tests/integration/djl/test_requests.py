@@ -129,6 +129,7 @@ def test_too_many_requests_are_refused_at_once(narrow: JavaEngine, mode: str) ->
             assert int(answer.headers["Retry-After"]) >= 1
 
 
+@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
 def test_a_timeout_is_reported(start: Start) -> None:
     engine = start({"steps_per_second": 20}, **{"option.predict_timeout": 1})
     answer = engine.request(body(1_000_000)).wait()
