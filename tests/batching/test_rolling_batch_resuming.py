@@ -377,8 +377,10 @@ def test_what_an_old_executor_loses_goes_on_in_the_newest(tokenizer: Tokenizer) 
 
 
 def test_the_newest_executors_limits_count(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, kv_blocks=5)
-    bench.batch.attach(FakeExecutor(Limits(4, 50, 10, 60)))
+    bench = Bench(tokenizer, kv_blocks=5, block_size=32)
+    assert (bench.batch.block_size, bench.batch.speculates) == (32, False)
+    bench.batch.attach(FakeExecutor(Limits(4, 50, 10, 60, draft_tokens=1)))
     for _ in range(2):
         bench.submit([5] * 30, max_new_tokens=10)
     assert bench.batch.running == 2
+    assert (bench.batch.block_size, bench.batch.speculates) == (10, True)
