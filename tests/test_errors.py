@@ -51,6 +51,7 @@ def test_a_client_does_not_get_back_all_that_it_sent() -> None:
     assert len(told) < 2100
     assert told.startswith("there is no model xxx") and told.endswith("xxx: name one of story, tale")
     assert str(InvalidRequestError("x" * 2000)) == "x" * 2000
+    assert str(InvalidRequestError("x" * 2001)) == f"{'x' * 1500} [1 characters] {'x' * 500}"
 
 
 @by_table("engine", "told")

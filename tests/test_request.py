@@ -15,8 +15,14 @@ from djl_trtllm.request import (
     FINISH_WORDS,
     FinishReason,
     GenerationRequest,
+    Guide,
+    OutputChunk,
+    Pooling,
+    RequestOrigin,
     Resume,
     Sampling,
+    SequenceResult,
+    ThinkingBudget,
     begins_with_reasoning,
     new_hex_id,
     new_id,
@@ -37,6 +43,9 @@ def test_the_defaults_of_requests_are_neutral() -> None:
     fields = msgspec.structs.asdict(GenerationRequest())
     assert fields.pop("sampling") == Sampling()
     assert not any(fields.values())
+    for kind in (Guide, ThinkingBudget, RequestOrigin, SequenceResult, OutputChunk):
+        assert not any(kind.__struct_defaults__)
+    assert Pooling() == Pooling("embed", None, None, 0)
     assert msgspec.structs.asdict(Sampling()) == {
         "max_new_tokens": 0,
         "min_new_tokens": 0,
@@ -108,6 +117,10 @@ def test_an_engine_is_asked_for_a_feature_by_the_fields_name_or_by_another() -> 
         "adapter": "adapters",
     }
     assert {"temperature", "guide", "images", "logit_bias", "cache_salt", "max_new_tokens"} <= engine.keys()
+    every_engine_has = {"max_new_tokens", "min_new_tokens", "ignore_eos", "stop_token_ids", "guide"}
+    assert {name for name, trait in engine.items() if not trait.advice} == every_engine_has | {
+        *("temperature", "top_k", "top_p"),  # a refusal names do_sample
+    }
     assert not {"n", "best_of", "stop", "truncate", "priority", "thinking", "messages"} & engine.keys()
 
 
@@ -119,6 +132,7 @@ def test_a_refusal_names_the_parameter_as_clients_send_it() -> None:
         ("prompt_logprobs", "'prompt_logprobs'"),
         ("bad", "'bad_words'"),
         ("adapter", "'adapters'"),
+        ("images", "a content part"),
     ):
         assert FIELDS[name].trait.shown.startswith(parameter)
 

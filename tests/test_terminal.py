@@ -60,6 +60,8 @@ def test_a_terminal_has_a_line_for_each_work_while_it_runs() -> None:
     written, out = console(terminal=True)
     display = display_on(written)
     display.show("a", "first [bold]")
+    wait_until(lambda: "first [bold]" in out.getvalue())
+    assert "━" not in out.getvalue(), "work without a total has no bar"
     display.show("a", "second [bold]", done=1, total=2)
     wait_until(lambda: "second [bold] ━━━" in out.getvalue())
     display.show("b", "beside it")
@@ -211,6 +213,7 @@ def test_details_are_a_column_and_empty_ones_left_out() -> None:
     listing.space()
     listing.item("key = value", {"from": "here", "effect": "some words that go on", "other": ""})
     listing.item("next = 1", {}, dim=True)
+    assert [str(span.style) for span in listing.text.spans] == ["bold", "dim"]
     assert listing.text.plain.splitlines() == [
         "title",
         "",

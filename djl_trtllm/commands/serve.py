@@ -85,7 +85,7 @@ def serve(
         from djl_trtllm.server.application import plan_startup
 
         # Programs that the server starts, and code of models, have no use for it.
-        for name in [name for name in os.environ if name.upper() in ("SERVING_API_KEY", "ARGS_API_KEY")]:
+        for name in [name for name in os.environ if name.upper() == "SERVING_API_KEY"]:
             del os.environ[name]
         options, startup, store = plan_startup(model, environ, found=find_model(None))
         # The model's files may set the log too.

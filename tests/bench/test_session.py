@@ -234,6 +234,11 @@ def test_requests_of_the_warm_up_are_not_measured_and_none_is_sent_before_it_is_
         assert figures.lag.least >= 0.0
 
 
+def test_a_request_that_is_due_when_the_measurement_begins_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "clock", lambda: 5.0)
+    assert measured_load(quick, Load(concurrency=1, requests=3)).sent == 3
+
+
 def test_all_clients_have_begun_when_the_warm_up_ends() -> None:
     begun: list[float] = []
 

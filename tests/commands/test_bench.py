@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 
 from djl_trtllm import cli
 from djl_trtllm.bench import session
+from djl_trtllm.bench.client import Target
+from djl_trtllm.bench.session import Load, Plan
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.points import FILE_NAME, fingerprint, read_points
 from tests.commands.conftest import described
@@ -54,13 +57,20 @@ def test_the_report_is_written(tmp_path: Path) -> None:
     assert (refused.exit_code, f"--html {tmp_path}: cannot write it" in refused.stderr) == (1, True)
 
 
-def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def interrupted(plan: object, show: object, say: object, result: Any) -> None:
+def test_flags_are_the_plan_and_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+
+    async def interrupted(plan: Plan, show: object, say: object, result: Any) -> None:
+        plans.append(plan)
         result.interrupted = True
 
     monkeypatch.setattr(session, "run", interrupted)
-    result = bench("http://127.0.0.1:1")
+    flags = "--api lmi --max-concurrency 7 --duration 3 --warmup 4 --drain 5 --prompt-tokens 6 --output-tokens 8"
+    result = bench("http://127.0.0.1:1", *flags.split(), "--dataset", "FILE", "--seed", "9", "--timeout", "11")
     assert (result.exit_code, result.stdout) == (130, "")
+    load = Load(duration=3.0, warmup=4.0, drain=5.0)
+    expected = Plan(Target("127.0.0.1", 1), 6, 8, "lmi", dataset="FILE", seed=9, timeout=11.0, template=load)
+    assert plans == [replace(expected, most_clients=7)]
 
 
 def test_key_headers_model_and_parameters_are_sent() -> None:

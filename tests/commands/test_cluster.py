@@ -19,8 +19,8 @@ def run(*arguments: str) -> Any:
 def test_up_passes_what_is_given_and_leaves_the_rest_to_the_arguments_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
     monkeypatch.setattr(machine, "serve_here", lambda task, ready: called.append(task))
-    assert run("up", "DIR").exit_code == 0
-    assert called.pop() == Task({"model": "DIR", "options": {}}, "default", "/", "0.0.0.0", 8000)
+    assert run("up", "DIR", "--replicas", "3").exit_code == 0
+    assert called.pop() == Task({"model": "DIR", "replicas": 3, "options": {}}, "default", "/", "0.0.0.0", 8000)
     given = ["--autoscale", "1:4", "--gpus", "2", "--cpus", "0.5", "-o", "dtype=fp16", "-o", "load_format=a=b"]
     assert run("up", "DIR", *given, "--app", "m", "--route", "/m", "--host", "::1", "--port", "9").exit_code == 0
     options = {"dtype": "fp16", "load_format": "a=b"}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +16,7 @@ import pytest
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.testing import CliRunner
 
-import djl_trtllm
 from djl_trtllm import cli
 from djl_trtllm.commands.console import errors_for_the_reader, errors_of_stdout, progress_printer, say, show, width_of
 from djl_trtllm.errors import ModelError
@@ -121,68 +117,6 @@ def test_a_status_stays_where_all_could_be_written(capsys: pytest.CaptureFixture
     assert (ended.value.code, capsys.readouterr().out) == (3, "it\n")
 
 
-def test_the_package_has_a_version() -> None:
-    assert re.fullmatch(r"\d+\.\d+\.\d+", djl_trtllm.__version__)
-    for line in (["version"], ["--version"]):
-        assert CliRunner().invoke(cli.app, line).stdout == f"{djl_trtllm.__version__}\n"
-
-
-@pytest.mark.parametrize("line", [["serv"], ["cache", "lss"]])
-def test_an_unknown_command_is_answered_with_one_suggestion(line: list[str]) -> None:
-    refused = CliRunner().invoke(cli.app, line, env={"COLUMNS": "200"})
-    assert refused.exit_code == 2
-    assert f"No such command '{line[-1]}'" in refused.stderr
-    assert refused.stderr.count("Did you mean") == 1
-
-
-@pytest.mark.parametrize("arguments", [("--help",), ("version",), ("config", "--json")])
-def test_output_that_cannot_be_written_is_told_in_one_line(arguments: tuple[str, ...]) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "djl_trtllm.cli", *arguments],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (1, "error: cannot write the output: No space left on device\n")
-
-
-def test_sigterm_ends_a_command_as_ctrl_c_does_so_that_it_can_clean_up() -> None:
-    program = (
-        "import os, signal\n"
-        "from djl_trtllm import cli\n"
-        "def app():\n"
-        "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    finally:\n"
-        "        print('cleaned up')\n"
-        "cli.app = app\n"
-        "cli.main()\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (143, "cleaned up\n")
-
-
-@by_rows("name", cli.SUMMARIES)
-def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) -> None:
-    assert cli.SUMMARIES[name] == inspect.cleandoc(cli.find_command(name).help or "").partition("\n\n")[0]
-
-
-@by_rows(
-    ("line", "text"),
-    [
-        ("serve", "The model. Default:"),
-        ("quality", "The reference. A model directory"),
-        ("size", "A checkpoint: a directory"),
-        ("cache prune", "A fleet's cache"),
-    ],
-)
-def test_the_help_of_a_command_has_that_of_its_arguments(line: str, text: str) -> None:
-    shown = CliRunner().invoke(cli.app, [*line.split(), "--help"], env={"COLUMNS": "80"}).stdout
-    assert text in " ".join(re.sub("[│╭╮╰╯─]", "", shown).split())
-
-
 FLAGS = Path(__file__).with_name("flags.json")
 
 
@@ -207,30 +141,3 @@ def test_flags_with_their_bounds_and_defaults_are_those_that_users_know() -> Non
     if os.environ.get("UPDATE_GOLDEN"):
         FLAGS.write_text(json.dumps(found, indent=1) + "\n")
     assert found == json.loads(FLAGS.read_text())
-
-
-def test_paragraphs_of_a_help_are_wrapped_at_the_width_of_the_terminal() -> None:
-    for name in cli.SUMMARIES:
-        assert re.search(r"\S\n\S", cli.find_command(name).help or "") is None, name
-
-
-def test_the_commands_of_a_first_day_come_first() -> None:
-    listed = CliRunner().invoke(cli.app, ["--help"]).stdout.split("Commands")[1]
-    names = [line.split()[1] for line in listed.splitlines() if re.match(r"\W+\b[a-z]+ {2,}\S", line)]
-    assert names[:4] == ["serve", "config", "generate", "bench"]
-    assert names[-1] == "version"
-
-
-def test_the_package_runs_as_a_module() -> None:
-    line = [sys.executable, "-m", "djl_trtllm", "version"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"{djl_trtllm.__version__}\n"), done.stderr
-
-
-def test_a_shell_completes_commands() -> None:
-    program = "import sys; sys.argv[0] = 'djl-trtllm'; from djl_trtllm.cli import main; main()"
-    environ = {"_DJL_TRTLLM_COMPLETE": "complete_bash", "COMP_WORDS": "djl-trtllm ser", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.split() == ["serve"]

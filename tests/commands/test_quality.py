@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
+from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.quality.figures import Thresholds
 from tests.support.models import scripted_model
 from tests.support.tables import by_table
 
@@ -48,6 +51,23 @@ def test_thresholds_are_flags(whole: Path, short: Path) -> None:
     flags = ("--output-tokens", "6", "--kl", "9")
     assert quality(whole, short, *flags, "--agreement", "0.75").exit_code == 0
     assert quality(whole, short, *flags, "--agreement", "0.76").exit_code == 3
+
+
+def test_both_sides_and_the_thresholds_are_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[Any] = []
+
+    def run(*given: Any) -> None:
+        called.append(given[:5])
+        raise BenchmarkError("that is enough")
+
+    monkeypatch.setattr("djl_trtllm.quality.sides.open_side", lambda *given: given)
+    monkeypatch.setattr("djl_trtllm.quality.report.run", run)
+    flags = (
+        "--prompts FILE --output-tokens 3 --agreement 0.5 --kl 0.2 --perplexity 1.5 --model m --api-key k --timeout 9"
+    )
+    assert quality("A", "B", *flags.split()).exit_code == 1
+    shared = ({"Authorization": "Bearer k"}, "m", 9.0)
+    assert called == [(("A", *shared), ("B", *shared), Path("FILE"), 3, Thresholds(0.5, 0.2, 1.5))]
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="charts need matplotlib")

@@ -41,8 +41,9 @@ def test_what_is_wrong_is_a_message_that_names_it(
         assert text in result.stderr
 
 
+@pytest.mark.parametrize("variable", ["SERVING_API_KEY", "SERVING_Api_Key"])
 def test_flags_are_options_and_the_key_is_no_variable_of_other_programs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ) -> None:
     served: list[Any] = []
     logged: list[tuple[str, bool]] = []
@@ -53,10 +54,10 @@ def test_flags_are_options_and_the_key_is_no_variable_of_other_programs(
         return 7
 
     monkeypatch.setattr("djl_trtllm.server.app.run", run)
-    monkeypatch.setenv("SERVING_API_KEY", "secret")
+    monkeypatch.setenv(variable, "secret")
     flags = ["--port", "81", "--host", "::1", "--strict-memory", "--log-level", "error", "--log-format", "json"]
     result = runner.invoke(app, ["serve", "--demo", "--model-store", str(tmp_path), *flags])
-    assert (result.exit_code, "SERVING_API_KEY" in os.environ) == (7, False), result.stderr
+    assert (result.exit_code, variable in os.environ) == (7, False), result.stderr
     options = served[0][0]
     assert (options.port, options.host, options.model_store) == (81, "::1", str(tmp_path))
     assert (options.log_level, options.log_format, options.strict_memory) == ("error", "json", True)
