@@ -292,7 +292,7 @@ def _features(engine: BuiltEngine, found: _Findings) -> None:
                 f"max_draft_len {drafts}"
             )
     cache = (engine.kv_cache_type or "PAGED").upper()
-    found.compared |= {"enable_lora", "max_lora_rank", "kv_cache_type", "paged_kv_cache", *_CONTEXT_LOGITS}
+    found.compared |= {"max_lora_rank", "kv_cache_type", "paged_kv_cache", *_CONTEXT_LOGITS}
     if cache != "PAGED" and config.options.batching_type is not BatchingType.STATIC:
         found.mismatches.append(f"its KV cache is {cache}, and in-flight batching needs a paged one")
 

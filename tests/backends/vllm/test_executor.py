@@ -235,13 +235,19 @@ def test_adapters_are_a_feature_where_they_are_enabled_and_go_to_vllm(shared: An
 
 
 @fake_only
-def test_structural_tags_go_to_vllm_where_xgrammar_compiles_them(shared: Any, tiny_stories: Path) -> None:
+def test_structural_tags_go_to_vllm_where_xgrammar_compiles_them(
+    shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.sampling_params import StructuredOutputsParams
 
     given = guide_arguments(Guide(GuideKind.STRUCTURAL_TAG, '{"format": {}}'), "xgrammar")
     assert StructuredOutputsParams(**given).structural_tag == '{"format": {}}'
+    opened: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(type(shared), "gates", (lambda *given, **more: opened.append(given[:2]), shared.gates[1]))
     other = make(model=str(tiny_stories), tokenizer=str(tiny_stories), guides="llguidance")
     assert shared.features - other.features == {"structural_tag"}
+    ((program, directory),) = opened
+    assert "llguidance" in program and directory == str(tiny_stories)
 
 
 @fake_only

@@ -375,7 +375,7 @@ class InputProcessor:
     ) -> EngineCoreRequest:
         salt = prompt.get("cache_salt")
         if isinstance(params, PoolingParams):
-            assert supported_tasks == (params.task,)
+            assert supported_tasks == (params.task,) and params.task in ("embed", "classify")
             return EngineCoreRequest(
                 request_id, prompt["prompt_token_ids"], None, None, cache_salt=salt, pooling_params=params
             )
