@@ -43,6 +43,7 @@ _MESSAGE = {
     },
     "required": ["role"],
 }
+_OTHER_MEDIA = {"input_audio": "audio", "audio_url": "audio", "video_url": "a video", "file": "a file"}
 MOST_MESSAGES = 4096
 """The most messages of a request, the most parts of their contents, and the most tool calls."""
 MESSAGES = Kind(
@@ -144,8 +145,8 @@ def read_part(part: Any, where: str, problems: Problems) -> dict[str, Any] | Non
         problems.invalid.append(
             f"'{where}' is {show(part)}: expected an image as a data: URL with base64, or an http or https address"
         )
-    elif kind in ("input_audio", "audio_url", "video_url", "file"):
-        problems.unsupported.append(f"'{where}' is of type {show(kind)}, and models take texts and images here")
+    elif type(kind) is str and kind in _OTHER_MEDIA:
+        problems.unsupported.append(f"'{where}' is {_OTHER_MEDIA[kind]}, and models take texts and images here")
     else:
         problems.invalid.append(f'\'{where}\' is {show(part)}: expected {{"type": "text", "text": string}}')
     return None

@@ -344,6 +344,10 @@ def integer(low: int, high: int | None = None) -> Kind:
     return Kind(expected, read, {"type": "integer", "minimum": low} | ({} if high is None else {"maximum": high}))
 
 
+_SMALLEST = 2.0**-126
+"""Engines have numbers of 32 bits, in which a smaller one may be 0."""
+
+
 def number(low: float, high: float = math.inf, *, above: bool = False) -> Kind:
     """A finite JSON number of `low` to `high`; `low` itself is out of range if `above`."""
     if high == math.inf:
@@ -354,7 +358,7 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Kind:
     def read(value: Any) -> float:
         if type(value) is not float and type(value) is not int:
             raise ValueError(_unquote(value))
-        if not low <= value <= high or (above and value == low) or math.isinf(value):
+        if not low <= value <= high or (above and value <= low + _SMALLEST) or math.isinf(value):
             raise ValueError("")
         return float(value)
 
@@ -430,7 +434,7 @@ STRINGS = Kind(
     {"anyOf": [_WORD, _list(_WORD, _MOST_STRINGS)]},
 )
 STRINGS_OR_NONE = Kind(
-    f"a string or a list of up to {_MOST_STRINGS} strings",
+    f"a string or a list of up to {_MOST_STRINGS} strings, none in the list empty",
     _read_strings_or_none,
     {"anyOf": [{"type": "string"}, _list(_WORD, _MOST_STRINGS)]},
 )

@@ -468,7 +468,7 @@ def without_effect(setting: Setting, what: str = "is not an option", others: Ite
         in_environment = setting.origin.kind is OriginKind.ENVIRONMENT
         advice = f"did you mean {variables_of(suggestion)[0] if in_environment else suggestion}?"
     # The value is not shown: that of an unknown option may be a secret.
-    return f"{setting.name} ({setting.place}) {what} and has no effect; {advice}"
+    return f"{setting.name or 'an empty key'} ({setting.place}) {what} and has no effect; {advice}"
 
 
 # -- what a fetched repository's configuration may set -----------------------------------------------------------------

@@ -254,7 +254,8 @@ def prepare_engine(
             _check_bundled(plan, layout.bundled_engine, progress, check)
             return layout.bundled_engine
         except EngineMismatchError as error:
-            refusal = "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
+            head, *problems = str(error).splitlines()
+            refusal = f"{head} {'; '.join(line.removeprefix('  - ') for line in problems)}".rstrip()
             progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
     try:
         return _through_cache(config, plan, progress, before_compiling)

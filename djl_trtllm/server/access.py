@@ -55,15 +55,16 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key; `digest` is its SHA-256."""
+    """A key; `digest` is its SHA-256, and `length` its characters, None where only the digest is known."""
 
     name: str
     digest: bytes
     roles: frozenset[Role]
+    length: int | None = None
 
     @classmethod
     def of(cls, name: str, key: str, roles: frozenset[Role] = frozenset(Role)) -> "ApiKey":
-        return cls(name, _digest(key), roles)
+        return cls(name, _digest(key), roles, len(key))
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,9 @@ class Access:
         return key
 
     @cached_property
-    def _digests(self) -> frozenset[bytes]:
-        return frozenset(key.digest for key in self.keys)
+    def _known(self) -> tuple[frozenset[bytes], frozenset[int | None]]:
+        """The digests and the lengths of the keys."""
+        return frozenset(key.digest for key in self.keys), frozenset(key.length for key in self.keys)
 
     def without_keys(self, text: str) -> str:
         """The beginning of a text for the log, with `********` for each of these keys that a client has put into it.
@@ -110,7 +112,7 @@ class Access:
         Keys are known by their digests only. A key is found where it is the whole text, and where it consists of at
         most 8 words in a row and no letter or digit is beside it, as in `/v1/models/sk-4f7a`.
         """
-        return _without_keys(text[:_LONGEST_SEARCHED], self._digests) if self.keys else text
+        return _without_keys(text[:_LONGEST_SEARCHED], *self._known) if self.keys else text
 
     def _check_page(self, headers: Mapping[str, str]) -> None:
         """Raise ForbiddenError if a web page from elsewhere may have sent a request to this machine's own address.
@@ -221,13 +223,17 @@ def _can_be_sent(key: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _without_keys(text: str, digests: frozenset[bytes]) -> str:
-    shown = text
-    words = list(islice(_WORD.finditer(text), _MOST_WORDS))
-    runs = (words[first : first + _MOST_WORDS_OF_A_KEY] for first in range(len(words)))
-    for part in (text, *(text[run[0].start() : last.end()] for run in runs for last in run)):
-        if part.isascii() and _digest(part) in digests:
-            shown = shown.replace(part, MASK)
+def _without_keys(text: str, digests: frozenset[bytes], lengths: frozenset[int | None]) -> str:
+    shown, any_length = text, None in lengths
+    words = [found.span() for found in islice(_WORD.finditer(text), _MOST_WORDS)]
+    spans = [(0, len(text))]
+    for first, (begin, _) in enumerate(words):
+        spans += [(begin, end) for _, end in words[first : first + _MOST_WORDS_OF_A_KEY]]
+    for begin, end in spans:
+        if any_length or end - begin in lengths:
+            part = text[begin:end]
+            if part.isascii() and _digest(part) in digests:
+                shown = shown.replace(part, MASK)
     return shown
 
 
@@ -280,5 +286,7 @@ def _read_row(row: Any, where: str, problems: list[str]) -> ApiKey | None:
         problems.append(f"{where}: sha256: expected 64 hexadecimal digits")
     if len(problems) > found:
         return None
-    digest = bytes.fromhex(given["sha256"]) if "sha256" in given else _digest(given["key"])
-    return ApiKey(str(name), digest, frozenset(known[role] for role in roles))
+    allowed = frozenset(known[role] for role in roles)
+    if "sha256" in given:
+        return ApiKey(str(name), bytes.fromhex(given["sha256"]), allowed)
+    return ApiKey.of(str(name), given["key"], allowed)

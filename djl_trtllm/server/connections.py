@@ -7,7 +7,7 @@ import select
 import socket
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from http import HTTPStatus
 from itertools import takewhile
@@ -161,11 +161,11 @@ class Turns:
         self._most = self._left = most
         self._period = period
         self._counting = False
-        self._waiting: OrderedDict[str, OrderedDict[Hashable, Callable[[], object]]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[object, Callable[[], object]]] = OrderedDict()
         """By client."""
-        self._client_of: dict[Hashable, str] = {}
+        self._client_of: dict[object, str] = {}
 
-    def take(self, who: Hashable, client: str, later: Callable[[], object]) -> bool:
+    def take(self, who: object, client: str, later: Callable[[], object]) -> bool:
         """Whether the call may be made now; else `later` is called when it may, unless `who` leaves."""
         if not self._counting:
             self._count(self._period)
@@ -176,7 +176,7 @@ class Turns:
         self._waiting.setdefault(client, OrderedDict())[who] = later
         return False
 
-    def leave(self, who: Hashable) -> None:
+    def leave(self, who: object) -> None:
         if (client := self._client_of.pop(who, None)) is not None:
             del self._waiting[client][who]
             if not self._waiting[client]:

@@ -44,6 +44,7 @@ from djl_trtllm.server.management import MODELS, AdapterRoutes, ModelRoutes
 from djl_trtllm.server.management import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
+from djl_trtllm.server.websocket import PATH as WEBSOCKET
 from djl_trtllm.service.lifecycle import ServedModel, State
 from djl_trtllm.service.work import WORKERS, WorkerThreads
 from djl_trtllm.version import __version__
@@ -411,7 +412,10 @@ class Routes:
 
     async def not_found(self, exchange: Exchange) -> Reply:
         exchange.dialect = _dialect_near(exchange.scope["path"])
-        raise errors.UnknownPathError(f"there is nothing at {exchange.scope['path']}; GET / lists the paths")
+        path, advice = exchange.scope["path"], "GET / lists the paths"
+        if path == WEBSOCKET:
+            advice = "a WebSocket's handshake is expected there, a GET with Upgrade: websocket and without a body"
+        raise errors.UnknownPathError(f"there is nothing at {path}; {advice}")
 
     def _renderer(self, name: str) -> Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]:
         """Renders the chat messages of an action, for the thread that the action has."""

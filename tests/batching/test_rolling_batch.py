@@ -365,8 +365,8 @@ def test_of_requests_whose_trials_end_in_one_iteration_the_client_with_the_lowes
 ) -> None:
     for client, tokens in (("a", 20), ("b", 1)):
         served, _ = tries.submit(client=client)
-        tries.step(*(Delta(*served.ids, [5]) for _ in range(tokens)))
-        tries.step(Delta(*served.ids, [], finish=FinishReason.LENGTH))
+        tries.step(*(Delta(served.ids[0], [5]) for _ in range(tokens)))
+        tries.step(Delta(served.ids[0], [], finish=FinishReason.LENGTH))
     tries.submit(client="c")
     guided = [tries.submit(guide=GUIDE, client=client)[0].ids for client in "ab"]
     tries.step(*(Delta(trial.request_id, [], finish=FinishReason.STOP) for trial in tries.executor.trials))

@@ -303,10 +303,14 @@ def test_a_number_out_of_bounds_is_refused_wherever_it_stands() -> None:
     assert parse(int, "1", BOUND) == 1
 
 
-def test_a_nul_character_is_refused_in_any_type() -> None:
+def test_a_nul_character_is_refused_in_any_type_and_what_is_not_utf8_but_in_paths() -> None:
     for kind in (int, str, Path, Backend):
         with pytest.raises(NotAValueError, match="without NUL characters"):
             parse(kind, "a\0b")
+    for text in ("caf\udce9", "\ud800"):  # a byte of the environment, and an escape of a file
+        with pytest.raises(NotAValueError, match="in UTF-8"):
+            parse(str, text)
+        assert parse(Path, text) == Path(text)
 
 
 @by_table("text", "hint")

@@ -255,14 +255,15 @@ def test_an_old_name_is_accepted_and_answered_with_what_it_did_and_what_replaces
 
 def test_an_unknown_key_is_reported_without_its_value_with_the_name_that_was_meant_as_it_is_written_there() -> None:
     environ = {"OPTION_MAX_IMPUT_LEN": "hunter2", "OPTION_FROBNICATE": "1"}
-    warnings = from_text("option.max_rolling_batchsize=8\nmax_num_tokens=8", environ).warnings
+    warnings = from_text("option.max_rolling_batchsize=8\nmax_num_tokens=8\n=3", environ).warnings
     assert [(line.split()[0], line.rpartition("; ")[2]) for line in warnings] == [
         ("OPTION_FROBNICATE", "docs/options.md lists the options"),
         ("OPTION_MAX_IMPUT_LEN", "did you mean OPTION_MAX_INPUT_LEN?"),
         ("option.max_rolling_batchsize", "did you mean option.max_rolling_batch_size?"),
         ("max_num_tokens", "did you mean option.max_num_tokens?"),
+        ("an", "docs/options.md lists the options"),
     ]
-    assert PLACE in warnings[2] and "hunter2" not in warnings[1]
+    assert warnings[4].startswith("an empty key (") and PLACE in warnings[2] and "hunter2" not in warnings[1]
     (warning,) = resolve([read_arguments(["max_imput_len=8"])]).warnings
     assert warning.endswith("did you mean option.max_input_len?")
 

@@ -310,7 +310,7 @@ def test_a_checkpoint_is_compiled_into_the_cache_and_found_there_again(model: Pa
     other = prepared(model, told, quantize="int8", engine_cache_max_gb=1e-9)  # there is no room for both
     assert other != entry and other.parent == entry.parent
     assert told[0].startswith(f"not using the bundled engine {model / 'engine'}: ")
-    assert "; option.quantize: engine has none, asked for int8; " in told[0]
+    assert " does not fit: option.quantize: engine has none, asked for int8; " in told[0]
     assert compiling.call_count == 2
 
 

@@ -139,7 +139,7 @@ class Items:
                 named_as = {"name": self._names[call]} if call in self._names else {}
                 return [{"role": "tool", "content": output, "tool_call_id": call, **named_as}]
             case {"type": str(kind)} if not kind.startswith(("message", "function_call")):
-                unknown = f"'{place}' is of type {show(kind)}, which this server does not take"
+                unknown = f"'{place}' is of type {show(kind)}, which this server does not take: leave it out"
                 self._problems.unsupported.append(unknown)
                 return []
             case _:

@@ -122,6 +122,8 @@ _NONE = frozenset({"none", "null"})
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][+-]?[0-9]{1,3})?")
 _PLAIN_BELOW = 10**15
+_NOT_IN_PATHS, _NOT_IN_TEXTS = re.compile("\0"), re.compile("[\0\ud800-\udfff]")
+"""A path may have bytes that are not UTF-8, which Python reads as lone surrogates; no response can have them."""
 _TRAILING_COMMENT = re.compile(r"\s+#.*$", re.DOTALL)
 
 
@@ -190,8 +192,8 @@ class ValueType:
     def parse(self, text: str, option: Option) -> Any:
         """Convert text to a value. Raises `NotAValueError`."""
         text = text.strip()
-        if "\0" in text:
-            raise NotAValueError(f"expected {self.describe(option)}, without NUL characters")
+        if (_NOT_IN_PATHS if self.base is Path else _NOT_IN_TEXTS).search(text):
+            raise NotAValueError(f"expected {self.describe(option)}, in UTF-8 and without NUL characters")
         folded = text.lower()
         if folded in self.keywords:
             return folded
