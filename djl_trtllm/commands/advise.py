@@ -8,10 +8,9 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from djl_trtllm.commands import size
-from djl_trtllm.commands.console import JsonOption, errors_for_the_reader, print_json, say, warn
+from djl_trtllm.commands.console import JsonOption, errors_for_the_reader, print_answer, warn
 from djl_trtllm.errors import SizingError
 
 app = typer.Typer(add_completion=False)
@@ -22,9 +21,9 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|)", re.IGNORE
 @app.command()
 def advise(
     model: size.ModelArgument = None,
-    clients: Annotated[int, _goal(min=1, help="Clients that send one request after another.")] = 1,
-    isl: Annotated[int, _goal("--isl", min=1, help="Prompt tokens of a request.")] = 1024,
-    osl: Annotated[int, _goal("--osl", min=1, help="Output tokens of a request.")] = 256,
+    clients: Annotated[int, _goal(min=1, max=size.MOST, help="Clients that send one request after another.")] = 1,
+    isl: Annotated[int, _goal("--isl", min=1, max=size.MOST, help="Prompt tokens of a request.")] = 1024,
+    osl: Annotated[int, _goal("--osl", min=1, max=size.MOST, help="Output tokens of a request.")] = 256,
     ttft: Annotated[
         str | None, _goal("--ttft", metavar="TIME", help="Time to the first token, as 1s or 500ms.")
     ] = None,
@@ -73,13 +72,8 @@ def advise(
             raise SizingError(f"--isl {isl} --osl {osl}: {request.shortened}; ask for no more than that together")
         machines = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=False) or aws_machines()
         advice = Advice(request, machines, goals, degrees)
-        if as_json:
-            print_json(advice.as_json())
-        else:
-            for line in advice.lines():
-                say(Console(), line)
-            if not request.sizes.exact:
-                warn("the weights were counted from config.json: their files are not known, or are not safetensors")
+        print_answer(advice.as_json(), advice.lines(), as_json=as_json)
+        warn(*advice.warnings)
     if not advice.holding:
         raise typer.Exit(1)
 

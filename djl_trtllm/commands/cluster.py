@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from djl_trtllm.commands.console import ModelArgument, errors_for_the_reader, progress_printer
+from djl_trtllm.commands.console import ModelArgument, OptionOption, errors_for_the_reader, progress_printer
 from djl_trtllm.errors import ConfigError
 
 app = typer.Typer(
@@ -34,9 +34,7 @@ def up(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     name: Annotated[str, typer.Option("--app", help="Name of the application.")] = "default",
     route: Annotated[str, typer.Option(help="Path below which it answers.")] = "/",
-    option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option (docs/options.md).")
-    ] = None,
+    option: OptionOption = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of a replica. Default: what the options say.")] = None,
     cpus: Annotated[float | None, typer.Option(min=0, help="CPUs of a replica. Default: 1.")] = None,
 ) -> None:

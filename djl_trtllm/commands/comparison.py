@@ -52,6 +52,8 @@ class Comparison:
     """The answer about a number of sequences at a time; None is one.
 
     Without `machines`: all AWS instance types, and of types with the same GPUs the cheapest that loads the model.
+    `cheapest` is the cheapest machine that holds the sequences, None if none with a price does; `answered`, whether any
+    does; `warnings` are those about the cheapest.
     """
 
     def __init__(
@@ -62,16 +64,9 @@ class Comparison:
         self.shown = self.all if machines else first_of_each(one for one in self.all if one.loads)
         self._holding = [one for one in self.all if one.sequences >= (sequences or 1)]
         self._priced = any(one.price is not None for one in self.all)
-
-    @property
-    def answered(self) -> bool:
-        """Return whether any machine holds what is asked for."""
-        return bool(self._holding)
-
-    @property
-    def cheapest(self) -> SizeReport | None:
-        """The cheapest machine that holds them; None if none with a price does."""
-        return next((one for one in self._holding if one.price is not None and one.loads), None)
+        self.cheapest = next((one for one in self._holding if one.price is not None and one.loads), None)
+        self.answered = bool(self._holding)
+        self.warnings = () if self.cheapest is None else self.cheapest.warnings
 
     def as_json(self) -> dict[str, Any]:
         def entry(one: SizeReport) -> dict[str, Any]:
@@ -93,7 +88,7 @@ class Comparison:
         return [
             f"{sizes.source}: {sizes.bytes / _GIB:.1f} GiB of weights; sequences of {self._request}",
             "",
-            *columns([head, *(_cells(one) for one in self.shown)], right=(2, 3, 4, 6, 7, 8)),
+            *columns([head, *map(_cells, self.shown)], right=(2, 3, 4, 6, 7, 8)),
             "",
             self.answer,
             *([f"{prices} is counted."] if self._priced else []),
@@ -115,8 +110,10 @@ class Comparison:
                 f"smallest for {wanted}: {degree} x {least.machine.gpu}, tp {degree}: {least.sequences} "
                 f"sequences{dearer}"
             )
-        most = max(self.all, key=lambda one: one.sequences, default=None)
-        if most is None or most.sequences == 0:
+        if not self.all:
+            return f"{wanted}: none of these machines has GPUs for a tensor parallel degree that divides its heads"
+        most = max(self.all, key=lambda one: one.sequences)
+        if most.sequences == 0:
             return f"{wanted}: none of these machines holds it; quantise (--quantize fp8), or spread it over more GPUs"
         return f"{wanted}: none of these machines holds them; the most is {most.sequences} on {most.machine.name}"
 
@@ -184,7 +181,7 @@ class Advice:
 
     A machine has as many copies of the model as it has GPUs for. `holding` has the best setting of each machine that
     holds all goals, cheapest first; `failing` the other machines in that order, each with the setting that comes
-    nearest, and what it misses.
+    nearest, and what it misses. `warnings` are those about the first that holds them.
     """
 
     def __init__(self, request: SizeRequest, machines: Sequence[Machine], goals: Goals, degrees: Sequence[int]) -> None:
@@ -192,30 +189,35 @@ class Advice:
         fast = [one for one in machines if one.gpu_model is not None and "fp8" in one.gpu_model.flops]
         asked = [(request, machines), *((each, fast) for each in _in_fp8(request))]
         settings = [_under(goals.load, one) for each, able in asked for one in sized(each, able, degrees)]
-        settings = sorted((one for one in settings if one.copies), key=_best)
+        settings = [one for one in settings if one.copies]
         missed = {id(one): list(goals.missed_by(one)) for one in settings}
 
         def distance(one: SizeReport) -> tuple[object, ...]:
-            return one.speed is None, len(missed[id(one)]), one.speed.ttft if one.speed else 0, _best(one)
+            reasons = missed[id(one)]
+            return one.speed is None, len(reasons), one.speed.ttft if one.speed and reasons else 0, _best(one)
 
-        self.holding = first_of_each(one for one in settings if not missed[id(one)])
-        held, tried = {one.machine.kind for one in self.holding}, {one.machine.name for one in settings}
-        nearest = first_of_each(one for one in sorted(settings, key=distance) if one.machine.kind not in held)
+        chosen = sorted(first_of_each(sorted(settings, key=distance)), key=_best)
+        self.holding = [one for one in chosen if not missed[id(one)]]
         self.failing = [
             {"machine": one.machine.name, "setting": _setting(one), "reason": "; ".join(missed[id(one)])}
-            for one in sorted(nearest, key=_best)
+            for one in chosen
+            if missed[id(one)]
         ]
-        for one in (one for one in machines if one.name not in tried):
-            reason = f"its {one.gpus} GPU{'s' if one.gpus != 1 else ''} cannot divide the model so"
+        kinds = {one.machine.kind for one in chosen}
+        for one in (one for one in machines if one.kind not in kinds):
+            kinds.add(one.kind)
+            gpus = f"{one.gpus or ''} GPU{'s' * (one.gpus != 1)}".strip()
+            reason = f"its {gpus} cannot divide the model so"
             self.failing.append({"machine": one.name, "setting": "", "reason": reason})
+        self.warnings = self.holding[0].warnings if self.holding else ()
 
     def lines(self) -> list[str]:
         """One page: what holds the load, the lines to paste for the first, why the others do not."""
         holding = self.holding
         lines = [f"{self.request.sizes.source}: {self.goals}", ""]
         if holding:
-            rows = [_row(one) for one in holding[:_SHOWN]]
-            lines += columns([[*rows[0]], *([*row.values()] for row in rows)], right=range(3, len(rows[0])))
+            head = ("machine", "GPUs", "setting", "tok/s", "stream", "TTFT", "USD/h", "USD/M")
+            lines += columns([head, *map(_row, holding[:_SHOWN])], right=range(3, len(head)))
             lines += [f"and {len(holding) - _SHOWN} more"] if len(holding) > _SHOWN else []
             best = holding[0]
             # Each comment has a line of its own: what a terminal of 80 columns wraps would be pasted as an option.
@@ -226,9 +228,7 @@ class Advice:
         else:
             lines += ["None of these machines holds it.", ""]
         if self.failing:
-            settings = ("  {machine} {setting}".format(**each).rstrip() for each in self.failing)
-            reasons = [f"{setting}: {each['reason']}" for setting, each in zip(settings, self.failing, strict=True)]
-            lines += ["Not held by:", *reasons, ""]
+            lines += ["Not held by:", *columns([["", *each.values()] for each in self.failing]), ""]
         return [*lines, f"Prices: {PRICES}. {HINT}"]
 
     def as_json(self) -> dict[str, Any]:
@@ -280,20 +280,17 @@ def _best(one: SizeReport) -> tuple[object, ...]:
     return one.price or math.inf, gpus, one.conditions.quantization is not None, -one.throughput
 
 
-def _row(one: SizeReport) -> dict[str, str]:
-    """The cells of a setting by the names of their columns."""
+def _row(one: SizeReport) -> tuple[str, ...]:
     assert one.speed is not None  # of what holds a load
-    name, gpus = one.machine.cells(one.conditions.ranks)
-    return {
-        "machine": name,
-        "GPUs": gpus,
-        "setting": _setting(one),
-        "tok/s": number(one.throughput),
-        "stream": number(one.speed.per_stream),
-        "TTFT": seconds(one.speed.ttft),
-        "USD/h": dollars(one.price),
-        "USD/M": dollars(usd_per_million(one.price, one.throughput)),
-    }
+    return (
+        *one.machine.cells(one.conditions.ranks),
+        _setting(one),
+        number(one.throughput),
+        number(one.speed.per_stream),
+        seconds(one.speed.ttft),
+        dollars(one.price),
+        dollars(usd_per_million(one.price, one.throughput)),
+    )
 
 
 def _setting(one: SizeReport) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from djl_trtllm.commands.console import (
     JsonOption,
     ModelArgument,
+    OptionOption,
     errors_for_the_reader,
     find_model,
     print_json,
@@ -31,6 +32,7 @@ _NOT_LOOKED_AT = 3
 @app.command()
 def config(
     model: ModelArgument = None,
+    option: OptionOption = None,
     as_json: JsonOption = False,
     show_all: Annotated[bool, typer.Option("--all", help="Include options that have their default.")] = False,
     backend: Annotated[
@@ -54,16 +56,16 @@ def config(
     is in order and the model is on the hub or in S3.
     """
     if diff is not None:
-        unused = {"MODEL": model, "--all": show_all, "--backend": backend, "--gpu": gpu, "--offline": offline}
+        unused = {
+            "MODEL": model,
+            "--option": option,
+            "--all": show_all,
+            "--backend": backend,
+            "--gpu": gpu,
+            "--offline": offline,
+        }
         show_differences(*diff, [name for name, given in unused.items() if given], as_json=as_json)
-    else:
-        show_configuration(model, as_json=as_json, show_all=show_all, backend=backend, gpu=gpu, offline=offline)
-
-
-def show_configuration(
-    model: str | None, *, as_json: bool, show_all: bool, backend: str | None, gpu: str | None, offline: bool
-) -> None:
-    """Print the configuration of a model. Exits with 1 if it cannot be served, with 3 if its files are not read."""
+        return
     with errors_for_the_reader():
         from djl_trtllm.backends.planning import describe as describe_effect
         from djl_trtllm.backends.planning import likely_backend, setting_line, with_effects
@@ -72,7 +74,8 @@ def show_configuration(
         from djl_trtllm.engines.hardware import gpus_named
         from djl_trtllm.service.model import preview
 
-        found = preview(find_model(model), os.environ, backend, () if gpu is None else gpus_named(gpu), offline=offline)
+        gpus = () if gpu is None else gpus_named(gpu)
+        found = preview(find_model(model), os.environ, backend, gpus, arguments=option or (), offline=offline)
         config, plan, refusal = found.config, found.plan, found.refusal
         chosen = likely_backend(config, found.hardware) if plan is None else plan.backend
         if plan is None:

@@ -97,6 +97,16 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
+def print_answer(value: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print an answer as JSON, or in lines for people."""
+    if as_json:
+        print_json(value)
+        return
+    console = Console()
+    for line in lines:
+        say(console, line)
+
+
 def print_report(rows: Sequence[Sequence[str]], sentences: Iterable[str], *, right: Sequence[int] = ()) -> None:
     """Print a table and the sentences below it; `right` has the numbers of right-aligned columns."""
     for line in columns(rows, right=right):
@@ -120,6 +130,9 @@ ModelArgument = Annotated[
     ),
 ]
 
+OptionOption = Annotated[
+    list[str] | None, typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option (docs/options.md).")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Write a picture (SVG).")]
 ClientsOption = Annotated[

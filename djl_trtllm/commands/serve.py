@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from djl_trtllm.commands.console import ModelArgument, errors_for_the_reader, find_model
+from djl_trtllm.commands.console import ModelArgument, OptionOption, errors_for_the_reader, find_model
 from djl_trtllm.config import Options, load
 from djl_trtllm.config.options.choices import LogFormat, LogLevel
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
@@ -37,6 +37,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def serve(
     model: ModelArgument = None,
+    option: OptionOption = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port. Default: that of inference_address, 8080.")
     ] = None,
@@ -87,7 +88,7 @@ def serve(
         # Programs that the server starts, and code of models, have no use for it.
         for name in [name for name in os.environ if name.upper() == "SERVING_API_KEY"]:
             del os.environ[name]
-        options, startup, store = plan_startup(model, environ, found=find_model(None))
+        options, startup, store = plan_startup(model, environ, option or (), found=find_model(None))
         # The model's files may set the log too.
         configure(options.log_level, json=options.log_format is LogFormat.JSON)
         status = run(options, startup, store)

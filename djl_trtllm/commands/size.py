@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.console import errors_for_the_reader, find_model, print_json, say, warn
+from djl_trtllm.commands.console import errors_for_the_reader, find_model, print_answer, say, warn
 from djl_trtllm.errors import SizingError
 
 if TYPE_CHECKING:
+    from djl_trtllm.commands.comparison import Comparison
+    from djl_trtllm.commands.size_report import SizeReport
     from djl_trtllm.commands.size_request import SizeRequest
     from djl_trtllm.finder.measure import Measured
     from djl_trtllm.sizing.machines import Machine
@@ -48,6 +50,8 @@ _measure = partial(typer.Option, rich_help_panel="Measure on this machine")
 _COMPARE = "Compare AWS instance types by price, or the machines and degrees that are given several times."
 _FIND = "Find max_num_tokens by building, loading and serving the model here; goes on after an interrupt."
 
+MOST = 10_000_000
+"""The most clients and tokens of a load."""
 _OF_FORMULA = {"max_batch", "max_input", "alpha"}
 _OF_MEASURE = {"memory", "requests", "request_tokens", "precision", "fresh"}
 _OF_ESTIMATE = {"gpu", "gpu_memory", "instance", "compare", "plot", "sequences", "clients", "strict", "images"}
@@ -75,7 +79,7 @@ def size(
     ] = None,
     max_seq_len: Annotated[int | None, _model(metavar="N", help="As option.max_seq_len.")] = None,
     sequences: Annotated[int | None, _model(min=1, help="Sequences that are to fit at a time.")] = None,
-    clients: Annotated[int | None, _model(min=1, help="Clients at a time: predict the speed too.")] = None,
+    clients: Annotated[int | None, _model(min=1, max=MOST, help="Clients at a time: predict the speed too.")] = None,
     lmi: Annotated[str, _model(metavar="VERSION", help="Measured table: 0.28 or 0.27.")] = "0.28",
     compare: Annotated[bool, _output("--compare", help=_COMPARE)] = False,
     as_json: Annotated[bool, _output("--json", help="Print JSON.")] = False,
@@ -106,7 +110,7 @@ def size(
             _print_formula(max_batch, max_input, alpha, as_json=as_json)
             return
         _refuse(context, _OF_FORMULA, "{}: only with --formula; add that, or use --isl, --osl and --sequences")
-        from djl_trtllm.commands.size_request import machines_of, read_request
+        from djl_trtllm.commands.size_request import degrees_to_compare, machines_of, read_request
         from djl_trtllm.sizing.machines import split
 
         degrees = split(tp or ())
@@ -132,10 +136,24 @@ def size(
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
         if compare or len(named) != 1 or len(degrees) > 1:
             _refuse(context, {"clients"}, "{}: the speed is of one machine and degree; djl-trtllm advise compares many")
-            fits = _print_comparison(request, named, degrees, sequences, as_json=as_json, plot=plot)
+            _refuse(
+                context,
+                {"plot"},
+                "{} draws one model on one machine: leave out --compare and name one --gpu or --instance",
+            )
+            from djl_trtllm.commands.comparison import Comparison
+
+            found: Comparison | SizeReport = Comparison(request, named, degrees_to_compare(degrees), sequences)
         else:
-            fits = _print_report(request, named[0], sequences, clients, as_json=as_json, plot=plot)
-    if strict and not fits:
+            found = report = _report(request, named[0], sequences, clients)
+            if plot is not None:
+                from djl_trtllm.commands.size_report import draw
+
+                draw(plot, report)
+                say(Console(stderr=True), f"wrote {plot}")
+        print_answer(found.as_json(), found.lines(), as_json=as_json)
+        warn(*found.warnings)
+    if strict and not found.answered:
         raise typer.Exit(1)
 
 
@@ -170,73 +188,28 @@ def _print_formula(max_batch: int | None, max_input: int | None, alpha: float, *
         raise SizingError("--formula needs --max-batch N and --max-input N; --alpha is 0.2 unless it is given")
     guess = guess_max_num_tokens(max_batch, max_input, alpha)
     tries = list(halvings(guess))
-    if as_json:
-        print_json({"max_num_tokens": guess, "alpha": alpha, "halvings": tries})
-        return
-    console = Console()
-    say(console, f"max_num_tokens = {max_batch} * {max_input} * {alpha:g} = {guess}")
     if tries[1:]:
         then = f"reduce by half until it does: {', '.join(map(str, tries[1:]))}."
     else:
         then = "a smaller number hardly helps: quantise it, or use more GPUs."
     then += " djl-trtllm size MODEL estimates what fits, and --measure finds it."
-    say(console, f"Try it. If the model does not load, {then}")
-    say(console, f"\noption.max_num_tokens={guess}")
+    lines = [
+        f"max_num_tokens = {max_batch} * {max_input} * {alpha:g} = {guess}",
+        f"Try it. If the model does not load, {then}",
+        "",
+        f"option.max_num_tokens={guess}",
+    ]
+    print_answer({"max_num_tokens": guess, "alpha": alpha, "halvings": tries}, lines, as_json=as_json)
 
 
-def _print_report(
-    request: SizeRequest,
-    machine: Machine,
-    sequences: int | None,
-    clients: int | None,
-    *,
-    as_json: bool,
-    plot: Path | None,
-) -> bool:
+def _report(request: SizeRequest, machine: Machine, sequences: int | None, clients: int | None) -> SizeReport:
     from djl_trtllm.commands.size_report import SizeReport
     from djl_trtllm.sizing.speed import Load
 
-    found = request.on(machine, request.degree_on(machine))
-    speed = None
+    found, speed = request.on(machine, request.degree_on(machine)), None
     if clients is not None and found.fits:
         speed = request.speed_on(machine, found, Load(request.input_len, request.output_len, clients))
-    report = SizeReport(request, machine, found, speed)
-    if plot is not None:
-        from djl_trtllm.commands.size_report import draw
-
-        draw(plot, report)
-    if as_json:
-        print_json(report.as_json())
-    else:
-        print("\n".join(report.lines()))
-        warn(*report.warnings)
-        if sequences is not None and report.sequences < sequences:
-            warn(f"{sequences} sequences of {request.length} tokens do not fit, {report.sequences} do")
-        if plot is not None:
-            say(Console(stderr=True), f"wrote {plot}")
-    return report.found.fits and report.sequences >= (sequences or 0)
-
-
-def _print_comparison(
-    request: SizeRequest,
-    machines: list[Machine],
-    degrees: list[str],
-    sequences: int | None,
-    *,
-    as_json: bool,
-    plot: Path | None,
-) -> bool:
-    from djl_trtllm.commands.comparison import Comparison
-    from djl_trtllm.commands.size_request import degrees_to_compare
-
-    if plot is not None:
-        raise SizingError("--plot draws one model on one machine: leave out --compare and name one --gpu or --instance")
-    found = Comparison(request, machines, degrees_to_compare(degrees), sequences)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        print("\n".join(found.lines()))
-    return found.answered
+    return SizeReport(request, machine, found, speed, wanted=sequences)
 
 
 def _measure_here(
@@ -263,11 +236,7 @@ def _measure_here(
     except KeyboardInterrupt:
         say(console, "interrupted: run the same command again to go on; finished trials are kept")
         raise typer.Exit(130) from None
-    if as_json:
-        print_json(found.as_json())
-    else:
-        for line in _result_lines(found):
-            say(Console(), line)
+    print_answer(found.as_json(), _result_lines(found), as_json=as_json)
     if found.max_num_tokens is None:
         raise typer.Exit(1)
 

@@ -36,6 +36,13 @@ class SizeReport:
     speed: Speed | None = None
     copies: int = 1
     """Copies of the model on the machine's GPUs, which share the clients; `speed` is that of one."""
+    wanted: int | None = None
+    """The sequences that are to fit."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the model fits, with the sequences that are wanted."""
+        return self.found.fits and self.sequences >= (self.wanted or 0)
 
     @property
     def tokens(self) -> int:
@@ -108,12 +115,14 @@ class SizeReport:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings with numbers and what to do; those about the machine come last."""
-        capability = self.machine.compute_capability
+        """Warnings with numbers and what to do; those about the machine and `wanted` come last."""
+        capability, wanted = self.machine.compute_capability, self.wanted or 0
         shortened = () if self.request.shortened is None else (self.request.shortened,)
         old = self.conditions.quantization == "fp8" and capability is not None and capability < _FP8_SINCE
         without = f"{self.machine.gpu} does not compute in FP8: option.quantize=fp8 needs an L4, an H100 or later"
-        return (*shortened, *self._of_estimate, *([without] if old else ()), *self.machine.remarks)
+        few = f"{wanted} sequences of {self.request.length} tokens do not fit, {self.sequences} do"
+        about = (*([without] if old else ()), *self.machine.remarks, *([few] if self.sequences < wanted else ()))
+        return (*shortened, *self._of_estimate, *about)
 
     @property
     def _of_estimate(self) -> tuple[str, ...]:
@@ -251,8 +260,8 @@ class SizeReport:
         if not self.settings:
             return []
         return [
-            "# For serving.properties. max_num_tokens raises the lengths to 4096 and the batch to 256, at least.",
-            "# Without it the server finds the number itself, and raises nothing.",
+            "# For serving.properties. max_num_tokens raises the lengths to 4096, and the",
+            "# batch to 256, at least. Without it the server finds the number itself.",
             *(f"option.{name}={value}" for name, value in self.settings.items()),
         ]
 

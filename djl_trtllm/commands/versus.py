@@ -16,7 +16,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def versus(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model directory, or its address in the hub or S3.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A directory, an archive, or an address in the hub or S3.")
+    ],
     engines: Annotated[
         str,
         typer.Option(

@@ -88,11 +88,11 @@ def precision_of(sizes: CheckpointSizes, quantization: str | None = None, kv_dty
 
 
 def read_points(folder: Path) -> list[Point]:
-    """The points in `folder`, oldest first; none if there is no file. Raises SizingError for a file of another kind."""
-    path, number, found = folder / FILE_NAME, 0, dict[object, Point]()
+    """The points in `folder`, newest first; none if there is no file. Raises SizingError for a file of another kind."""
+    place, found = str(folder / FILE_NAME), dict[object, Point]()
     try:
-        for line in read_file(path, _MOST_BYTES).splitlines():
-            number += 1
+        for number, line in enumerate(read_file(folder / FILE_NAME, _MOST_BYTES).splitlines(), 1):
+            place = f"{folder / FILE_NAME}:{number}"
             if line.strip():
                 point = msgspec.json.decode(line, type=Point)
                 found.pop(point.subject, None)
@@ -100,9 +100,8 @@ def read_points(folder: Path) -> list[Point]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        where = f"{path}:{number}" if number else path
-        raise SizingError(f"the measured points, {where}, cannot be read: {error}; correct or delete that") from None
-    return list(found.values())
+        raise SizingError(f"the measured points, {place}, cannot be read: {error}; correct or delete that") from None
+    return list(found.values())[::-1]
 
 
 def write_point(folder: Path, point: Point) -> Path:

@@ -9,6 +9,7 @@ docs/sizing.md says how near it is to published measurements, and where it is of
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,22 +26,16 @@ from djl_trtllm.sizing.tensors import Division, compute_format
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of `isl` prompt tokens and `osl` output tokens, `clients` of them at a time. Raises SizingError."""
+    """Requests of `isl` prompt tokens and `osl` output tokens, `clients` of them at a time; each at least 1."""
 
     isl: int
     osl: int
     clients: int = 1
 
-    def __post_init__(self) -> None:
-        for name in ("isl", "osl", "clients"):
-            if not 1 <= getattr(self, name) <= _MOST:
-                raise SizingError(f"{name} {getattr(self, name)}: expected a number from 1 to {_MOST:,}")
-
     def __str__(self) -> str:
         return f"{self.clients} client{'s' if self.clients > 1 else ''} of {self.isl} + {self.osl} tokens"
 
 
-_MOST = 10_000_000
 HINT = "An estimate: docs/sizing.md says how far to trust it. djl-trtllm bench --record writes what a server measures."
 PROMPT_TOKENS = 8192
 """Prompt tokens of one step, by default of both engines."""
@@ -91,12 +86,9 @@ class Rank:
         pair = 4 * (shape.num_heads or 0) * (shape.head_dim or 0) / degree / stages
         kept = kv_bits(sizes, conditions) / 8 / stages
         attending = [layer for layer in sizes.layers if layer.kind in ("attention", "latent")]
-        by_window = {layer.window: [each for each in attending if each.window == layer.window] for layer in attending}
-        # For all layers with a window: the operations for each pair of tokens, and bytes in the cache per token.
-        self.windows = [
-            (window, pair * len(layers), kept * sum(layer.per_token(degree) for layer in layers))
-            for window, layers in by_window.items()
-        ]
+        alike = Counter((layer.window, layer.per_token(degree)) for layer in attending)
+        # Of the layers with a window: the operations for each pair of tokens, and bytes in the cache per token.
+        self.windows = [(window, pair * count, kept * size * count) for (window, size), count in alike.items()]
         # Bytes of a sequence's state, whatever its length.
         self.state = sum(layer.per_sequence(degree) for layer in sizes.layers) / stages
 
@@ -245,8 +237,9 @@ class Roofline:
 def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]) -> Speed:
     """The speed of a load, as much faster or slower than predicted as the nearest of the measured points was.
 
-    `points` are of this model, engine, precision and GPUs. One with less than a fourth of the clients, prompt tokens
-    or output tokens, or more than four times as many, says nothing about the load. Raises SizingError without room.
+    `points` are of this model, engine, precision and GPUs; the first of equally near ones counts. A point with less
+    than a fourth of the clients, prompt tokens or output tokens, or more than four times as many, says nothing about
+    the load. Raises SizingError without room.
     """
     speed = roofline.speed(load, room)
     nearest = min(points, key=lambda point: _distance(load, point), default=None)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +21,17 @@ from typing import Any, NamedTuple
 import psutil
 
 from djl_trtllm.config.options.choices import Backend
-from djl_trtllm.engines.hardware import read_states
+from djl_trtllm.engines.hardware import GpuState, read_states
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.processes import child_environment, end_group
 
 LIMITS = ("max_rolling_batch_size", "max_input_len", "max_output_len", "max_seq_len")
 """Options that are the same on all engines: where they differ, the smallest value is set."""
-_FILE = "serving.properties"
-_LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
+_LISTENING = re.compile(r"listening on (http://127\.0\.0\.1:\d+)")
 _RESTARTS = re.compile(r"^djl_trtllm_executor_restarts_total(?:{.*})? ([\d.]+)$", re.MULTILINE)
-_LOG_TIME = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ [\w.]+: ")
+_OWN_ERROR = "error: "
+"""The beginning of the errors that a command of this package prints, in place of its answer."""
+_LOG_TIME = re.compile(rf"^(?:[\d-]+ [\d:,]+ [A-Z]+ [\w.]+: |{_OWN_ERROR})")
 _POLL_SECONDS = 0.05
 _CONFIG_SECONDS = 600
 _END_SECONDS = 60.0
@@ -43,6 +44,12 @@ class Engine(NamedTuple):
 
     name: str
     python: str
+
+    def command(self, verb: str, model: str, limits: Mapping[str, object], *flags: str) -> list[str]:
+        """The words that run this package for a model on the engine; `limits` are options by name."""
+        options = {"backend": self.name, **limits}
+        given = [f"--option={name}={value}" for name, value in options.items()]
+        return [self.python, "-m", "djl_trtllm.cli", verb, model, *flags, *given]
 
 
 def read_engines(text: str) -> list[Engine]:
@@ -68,38 +75,17 @@ def read_engines(text: str) -> list[Engine]:
     return list(engines.values())
 
 
-def prepare(model: str, engine: Engine, limits: Mapping[str, object], folder: Path) -> Path:
-    """Make a model directory whose files are links to the model's, and whose settings end with those of the comparison.
-
-    `model` is a model's directory, or an address in the hub or S3. Raises BenchmarkError for a file.
-    """
-    source, directory = Path(model), folder / engine.name
-    if source.is_file():
-        raise BenchmarkError(f"{model} is a file: name the model's directory, or unpack the archive first")
-    directory.mkdir(exist_ok=True)
-    lines = [] if source.is_dir() else [f"option.model_id={model}"]
-    for path in source.iterdir() if source.is_dir() else ():
-        if path.name == _FILE:
-            lines.append(path.read_text(encoding="utf-8", errors="surrogateescape"))
-        elif not (directory / path.name).is_symlink():
-            (directory / path.name).symlink_to(path.resolve())
-    # The last setting of a name counts, and a file wins over the environment.
-    lines += [f"option.{name}={value}" for name, value in {"backend": engine.name, **limits}.items()]
-    (directory / _FILE).write_text("\n".join([*lines, ""]), encoding="utf-8", errors="surrogateescape")
-    return directory
-
-
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in child_environment().items() if not name.startswith(_DROPPED)}
     return kept | {"SERVING_LOG_LEVEL": "info"}
 
 
-def resolve(engine: Engine, directory: Path) -> dict[str, Any]:
+def resolve(engine: Engine, model: str, limits: Mapping[str, object]) -> dict[str, Any]:
     """The resolved options of a model on an engine, as `config --json --all` prints them, by name.
 
     Raises BenchmarkError where the engine cannot serve the model, for example because it is not installed.
     """
-    command = [engine.python, "-m", "djl_trtllm.cli", "config", str(directory), "--json", "--all"]
+    command = engine.command("config", model, limits, "--json", "--all")
     environ, stderr = _environment(), ""
     try:
         ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_CONFIG_SECONDS, check=False)
@@ -108,13 +94,13 @@ def resolve(engine: Engine, directory: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{engine.name}: `config` did not end within {_CONFIG_SECONDS} s") from None
     except (OSError, ValueError) as error:
+        if stderr.startswith(_OWN_ERROR):
+            raise BenchmarkError(f"{engine.name}: {stderr.removeprefix(_OWN_ERROR).strip()}") from None
         why = str(error) if isinstance(error, OSError) else _last_line(stderr)
         advice = "install djl-trtllm and the engine in one environment, and name its Python as in --engines vllm=PYTHON"
         raise BenchmarkError(f"{engine.name}: {engine.python} cannot run djl-trtllm: {why}; {advice}") from None
     if not found["served"]:
-        raise BenchmarkError(
-            f"{engine.name} ({engine.python}): {found['summary'][-1].replace(str(directory), 'MODEL')}"
-        )
+        raise BenchmarkError(f"{engine.name} ({engine.python}): {found['summary'][-1]}")
     options: dict[str, Any] = found["options"]
     return options
 
@@ -149,47 +135,38 @@ def _cell(option: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-class Memory(NamedTuple):
-    """Bytes: of the server's processes, pages that they share counted once, and of all GPUs since before the start."""
-
-    host: int
-    gpus: int | None
-
-
 @dataclass(frozen=True)
 class Server:
-    """A server that is ready. `seconds` is how long its start took."""
+    """A server that is ready. `seconds` is how long its start took, `gpus_before` what the GPUs held before it."""
 
     process: psutil.Popen
-    port: int
+    url: str
     seconds: float
-    gpus_before: int | None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    gpus_before: int
 
     def restarts(self) -> int:
         """How often the server has replaced its engine process."""
-        return sum(int(float(count)) for count in _RESTARTS.findall(_get(self.port, "/metrics") or ""))
+        return sum(int(float(count)) for count in _RESTARTS.findall(_get(f"{self.url}/metrics") or ""))
 
-    def memory(self) -> Memory:
+    def memory(self) -> dict[str, int | None]:
+        """Bytes: of the server's processes, pages that they share counted once; of all GPUs since before the start."""
         total = 0
         for each in (self.process, *self.process.children(recursive=True)):
             with suppress(psutil.Error):
                 total += each.memory_full_info().pss
-        now = _gpu_memory()
-        return Memory(total, None if now is None or self.gpus_before is None else max(0, now - self.gpus_before))
+        states = read_states()
+        gpus = max(0, _used(states) - self.gpus_before) if states else None
+        return {"memory_bytes": total, "gpu_memory_bytes": gpus}
 
 
 @contextmanager
-def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
+def serving(engine: Engine, model: str, limits: Mapping[str, object], log: Path) -> Iterator[Server]:
     """Run a server until the block ends; then none of its processes is left.
 
     `log` gets what it writes. Raises BenchmarkError with its last line if it ends before it is ready.
     """
-    gpus_before, began = _gpu_memory(), time.monotonic()
-    command = [engine.python, "-m", "djl_trtllm.cli", "serve", str(directory), "--host", "127.0.0.1", "--port", "0"]
+    gpus_before, began = _used(read_states()), time.monotonic()
+    command = engine.command("serve", model, limits, "--host", "127.0.0.1", "--port", "0")
     with log.open("wb") as output:
         # In a session of its own: Ctrl-C is for this command, which ends the server.
         process = psutil.Popen(
@@ -198,36 +175,35 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
 
     def check(when: str) -> None:
         if process.poll() is not None:
-            last = _last_line(log.read_text(errors="replace")).replace(str(directory), "MODEL")
+            last = _last_line(log.read_text(errors="replace"))
             raise BenchmarkError(f"{engine.name}: the server ended {when} (status {process.returncode}): {last}")
 
     try:
-        port = 0
-        while not port or _get(port, "/ping") is None:
+        url = ""
+        while not url or _get(f"{url}/ping") is None:
             check("while it started")
             time.sleep(_POLL_SECONDS)
-            if not port and (found := _LISTENING.search(log.read_text(errors="replace"))):
-                port = int(found[1])
+            if not url and (found := _LISTENING.search(log.read_text(errors="replace"))):
+                url = found[1]
         try:
-            yield Server(process, port, time.monotonic() - began, gpus_before)
+            yield Server(process, url, time.monotonic() - began, gpus_before)
         finally:
             check("while it was measured")
     finally:
         end_group(process, _END_SECONDS)
 
 
-def _gpu_memory() -> int | None:
-    """The bytes that all processes use of this machine's GPUs; None without NVML or a GPU."""
-    states = read_states()
-    return sum(state.total - state.free for state in states) if states else None
+def _used(states: Iterable[GpuState]) -> int:
+    """The bytes that all processes use of GPUs."""
+    return sum(state.total - state.free for state in states)
 
 
 _HERE = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _get(port: int, path: str) -> str | None:
-    """A page of the server; None where nobody answers, or with another status than 200."""
-    with suppress(OSError, http.client.HTTPException), _HERE.open(f"http://127.0.0.1:{port}{path}", timeout=10) as page:
+def _get(url: str) -> str | None:
+    """A page of a server; None where nobody answers, or with another status than 200."""
+    with suppress(OSError, http.client.HTTPException), _HERE.open(url, timeout=10) as page:
         return str(page.read().decode(errors="replace"))
     return None
 

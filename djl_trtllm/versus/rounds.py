@@ -5,7 +5,7 @@ the JSON of the command has it; the table, the conclusion and the picture are ma
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ from djl_trtllm.quality.figures import Comparison, Continuation
 from djl_trtllm.quality.report import DEFAULT_PROMPTS
 from djl_trtllm.quality.sides import Asked, Served
 from djl_trtllm.sizing.machines import PRICES, Instance, usd_per_million
-from djl_trtllm.versus.engines import Engine, Memory, Server, common_limits, differences, prepare, resolve, serving
+from djl_trtllm.versus.engines import Engine, Server, common_limits, differences, resolve, serving
 
 _ANSWER_TOKENS = 64
 _LONGEST_VALUE = 60
@@ -57,7 +57,9 @@ _CHARTS = {
 }
 
 
-def round_of(seconds: float, loads: Sequence[Figures], memory: Memory, hourly_price: float | None) -> Round:
+def round_of(
+    seconds: float, loads: Sequence[Figures], memory: Mapping[str, int | None], hourly_price: float | None
+) -> Round:
     """The figures of one start that took `seconds`; the price is in USD."""
     most = max(figures.tokens_per_second for figures in loads)
     return {
@@ -65,8 +67,7 @@ def round_of(seconds: float, loads: Sequence[Figures], memory: Memory, hourly_pr
         # Of the clients that were measured.
         "knee": Sweep({figures.concurrency or 0: figures for figures in loads}).bracket()[1],
         "start_seconds": seconds,
-        "memory_bytes": memory.host,
-        "gpu_memory_bytes": memory.gpus,
+        **memory,
         "usd_per_million_tokens": usd_per_million(hourly_price, most),
         "loads": [figures.as_json() for figures in loads],
     }
@@ -81,7 +82,10 @@ class Spread(NamedTuple):
 
     def written(self, name: str) -> str:
         """The values of a figure of this name, by its unit: `147 ms (42.7 ms-251 ms)`."""
-        unit = {"seconds": seconds, "bytes": _bytes}.get(name.partition(".")[0].rpartition("_")[2], number)
+        units: dict[str, Callable[[float], str]] = {"seconds": seconds, "bytes": lambda size: format_bytes(int(size))}
+        unit = units.get(name.partition(".")[0].rpartition("_")[2], number)
+        if math.isnan(self.median):
+            return "-"
         middle, low, high = map(unit, self)
         return middle if low == high else f"{middle} ({low}-{high})"
 
@@ -253,10 +257,6 @@ class Versus:
         return picture([*charts, *([Chart(title, "tokens", "share", lines)] if lines else [])])
 
 
-def _bytes(value: float) -> str:
-    return "-" if math.isnan(value) else format_bytes(int(value))
-
-
 def compare(found: Versus, rounds: int, say: Callable[[str], None]) -> None:
     """Measure the model on each engine, in turns. `plan.target` is replaced by each server's own.
 
@@ -265,12 +265,12 @@ def compare(found: Versus, rounds: int, say: Callable[[str], None]) -> None:
     """
     with TemporaryDirectory(prefix="djl-trtllm-versus-") as scratch:
         try:
-            directories = _resolve(found, Path(scratch), say)
+            _resolve(found, say)
             for number in range(rounds):
                 for measured in found.engines if number % 2 == 0 else found.engines[::-1]:
                     name = measured.engine.name
                     say(f"round {number + 1} of {rounds}: {name} starts")
-                    with serving(measured.engine, directories[name], Path(scratch, f"{name}.log")) as server:
+                    with serving(measured.engine, found.model, found.limits, Path(scratch, f"{name}.log")) as server:
                         say(f"{name} is ready after {server.seconds:.1f} s")
                         _measure(found, measured, server, number, say)
         except KeyboardInterrupt:
@@ -308,15 +308,12 @@ def _measure(found: Versus, measured: Measured, server: Server, number: int, say
             measured.no_answers = str(error)
 
 
-def _resolve(found: Versus, scratch: Path, say: Callable[[str], None]) -> dict[str, Path]:
-    """Make a directory for each engine, with the same limits, by the engine's name."""
+def _resolve(found: Versus, say: Callable[[str], None]) -> None:
+    """Find the limits that differ, which all engines get alike, and then the other options that differ."""
 
     def resolved() -> list[dict[str, Any]]:
-        for measured in found.engines:
-            directories[measured.engine.name] = prepare(found.model, measured.engine, found.limits, scratch)
-        return [resolve(measured.engine, directories[measured.engine.name]) for measured in found.engines]
+        return [resolve(measured.engine, found.model, found.limits) for measured in found.engines]
 
-    directories: dict[str, Path] = {}
     options = resolved()
     found.limits = common_limits(options)
     if found.limits:
@@ -324,4 +321,3 @@ def _resolve(found: Versus, scratch: Path, say: Callable[[str], None]) -> dict[s
         say(f"limits differ between the engines; all get the smallest: {set_for_all}")
         options = resolved()
     found.differing = differences(options)
-    return directories

@@ -90,9 +90,11 @@ def test_the_reason_is_that_of_a_setting_that_fits_if_one_does(tmp_path: Path) -
 )
 def test_a_machine_with_too_few_gpus_is_named_too(model: str, options: str, flags: tuple[str, ...]) -> None:
     (Path(model) / "serving.properties").write_text(options)
-    found = answered(model, "--instance", "p5.4xlarge", *flags)
-    assert [one["machine"] for one in found["not_holding"]] == ["p5.4xlarge"]
-    assert "its 1 GPU" in found["not_holding"][0]["reason"]
+    found = answered(model, "--instance", "g6.xlarge,p5.4xlarge,g6.2xlarge", *flags)
+    assert [one["machine"] for one in found["not_holding"]] == ["g6.xlarge", "p5.4xlarge"]
+    assert "its 1 GPU cannot" in found["not_holding"][0]["reason"]
+    (any_number,) = answered(model, "--gpu", "h100", "--tp", "3")["not_holding"]
+    assert any_number["reason"].startswith("its GPUs cannot")
 
 
 def test_all_clients_are_served_by_as_many_copies_as_there_is_room_for(model: str) -> None:

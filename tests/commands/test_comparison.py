@@ -120,6 +120,7 @@ def test_what_none_holds_is_said_with_the_most(tmp_path: Path) -> None:
     none = Comparison(asked, [of_instance("g5.48xlarge")], [], None)
     assert none.answer.startswith("the model: none of these machines holds it; quantise")
     assert not none.answered and none.as_json()["cheapest"] is None
+    assert "divides its heads" in Comparison(asked, [of_instance("g5.48xlarge")], [3], None).answer
     few = Comparison(asked, [of_instance("p4d.24xlarge")], [], 10**6)
     assert few.answer.startswith("1000000 sequences of 1536 tokens: none of these machines holds them; the most is ")
     assert few.answer.endswith(" on p4d.24xlarge")

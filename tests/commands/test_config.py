@@ -76,6 +76,8 @@ def test_what_is_set_is_shown_and_on_request_all(tmp_path: Path) -> None:
     assert "option.max_input_len" in few and "option.max_output_len" not in few
     assert "option.max_output_len" in every
     assert "--all shows them" in few and "--all" not in every
+    flags = ("--offline", "--option", "max_input_len=78", "-o", "option.dtype=fp16")
+    assert options_of(path, *flags)["max_input_len"]["value"] == 78
 
 
 @pytest.mark.parametrize("source", [TRITON, TRITON / "tensorrt_llm" / "config.pbtxt", TRUSS, TRUSS / "config.yaml"])
@@ -103,7 +105,7 @@ def test_differences_are_a_list_or_json(tmp_path: Path) -> None:
 
 def test_a_comparison_refuses_what_has_no_effect_on_it(tmp_path: Path) -> None:
     one = str(model(tmp_path / "a", "option.max_input_len=8\n"))
-    for words in ([one], ["--all"], ["--backend", "openvino"], ["--gpu", "h100"], ["--offline"]):
+    for words in ([one], ["--all"], ["--backend", "openvino"], ["--gpu", "h100"], ["--offline"], ["--option", "a=b"]):
         result = runner.invoke(app, ["config", "--diff", one, one, *words])
         assert result.exit_code == 1
         assert f"leave out {words[0] if words[0] != one else 'MODEL'}" in result.stderr

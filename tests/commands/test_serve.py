@@ -56,12 +56,12 @@ def test_flags_are_options_and_the_key_is_no_variable_of_other_programs(
     monkeypatch.setattr("djl_trtllm.server.app.run", run)
     monkeypatch.setenv(variable, "secret")
     flags = ["--port", "81", "--host", "::1", "--strict-memory", "--log-level", "error", "--log-format", "json"]
-    result = runner.invoke(app, ["serve", "--demo", "--model-store", str(tmp_path), *flags])
+    result = runner.invoke(app, ["serve", "--demo", "-o", "max_input_len=7", "--model-store", str(tmp_path), *flags])
     assert (result.exit_code, variable in os.environ) == (7, False), result.stderr
     options = served[0][0]
     assert (options.port, options.host, options.model_store) == (81, "::1", str(tmp_path))
     assert (options.log_level, options.log_format, options.strict_memory) == ("error", "json", True)
-    assert options.api_key is not None
+    assert options.api_key is not None and options.max_input_len == 7
     assert logged == [("error", True)] * 2, "before and after the model's files are read"
 
 

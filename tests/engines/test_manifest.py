@@ -161,11 +161,10 @@ def test_a_manifest_is_there_whole_or_not_at_all(directory: Path, monkeypatch: p
         assert Manifest.read(place) is None
     before = described(directory)
 
-    def full(path: Path, content: bytes) -> None:
-        path.open("wb").close()
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         described(directory)
     assert Manifest.read(directory) == before

@@ -26,18 +26,16 @@ def engines(folder: Path) -> str:
     """A program in the place of each engine's Python: it serves the model by a script, and notes its starts."""
     named = []
     for name, speed in SPEEDS.items():
-        settings = f'option.backend=scripted\noption.script={{"steps_per_second": {speed}}}\n'
+        script = ["--option=backend=scripted", f'--option=script={{"steps_per_second": {speed}}}']
         path = folder / f"{name}-python"
         path.write_text(
             f"""#!{sys.executable}
-import os, pathlib, sys
-file = pathlib.Path(sys.argv[4], "serving.properties")
-if "option.backend={name}\\n" not in file.read_text() or "scripted" not in file.read_text():
-    file.write_text(file.read_text() + {settings!r})
+import os, sys
+sys.argv.remove("--option=backend={name}")
 if sys.argv[3] == "serve":
     with open({str(folder / "starts")!r}, "a") as starts:
         starts.write("{name}\\n")
-os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
+os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:], *{script!r}])
 """
         )
         path.chmod(0o755)

@@ -250,7 +250,7 @@ async def test_two_actions_run_64_wait_and_the_next_one_is_refused(
         refused = await served.client.post("/tokenize", content)
         free.set()
         assert [(await each.end()).status for each in asked] == [200] * 66
-        assert "64 requests wait that do not generate" in refused.body.decode()
+        assert "64 requests" in refused.body.decode()
         assert refused.headers["retry-after"] == "1"
         assert (await served.client.post("/tokenize", content)).status == 200
 

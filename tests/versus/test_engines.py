@@ -9,10 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from djl_trtllm.config.sources import read_properties
 from djl_trtllm.engines.hardware import GpuState
 from djl_trtllm.errors import BenchmarkError
-from djl_trtllm.versus.engines import Engine, common_limits, differences, prepare, read_engines, resolve, serving
+from djl_trtllm.versus.engines import Engine, common_limits, differences, read_engines, resolve, serving
 from tests.support.processes import survivors
 
 READY = """
@@ -52,29 +51,6 @@ def test_engines_have_a_python_each_and_tensorrt_llm_is_its_pytorch_backend() ->
     ]
 
 
-def test_a_prepared_directory_is_the_model_with_other_settings(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    (model / "engine").mkdir(parents=True)
-    (model / "config.json").write_text("{}")
-    (model / "serving.properties").write_text("option.backend=openvino\noption.dtype=fp16")
-    for limits in ({}, {"max_input_len": 7}):
-        made = prepare(str(model), Engine("vllm", "python"), limits, tmp_path)
-        found = {setting.key: setting.value for setting in read_properties(made / "serving.properties").settings}
-        assert found == {"option.backend": "vllm", "option.dtype": "fp16"} | {
-            f"option.{name}": str(value) for name, value in limits.items()
-        }
-    assert (made / "config.json").read_text() == "{}" and (made / "engine").is_dir()
-    assert (model / "serving.properties").read_text().startswith("option.backend=openvino\n")
-
-
-def test_an_address_is_the_models_id_and_a_file_is_refused(tmp_path: Path) -> None:
-    made = prepare("acme/story", Engine("vllm", "python"), {}, tmp_path)
-    assert (made / "serving.properties").read_text() == "option.model_id=acme/story\noption.backend=vllm\n"
-    (tmp_path / "model.tar.gz").touch()
-    with pytest.raises(BenchmarkError, match="is a file"):
-        prepare(str(tmp_path / "model.tar.gz"), Engine("vllm", "python"), {}, tmp_path)
-
-
 def test_limits_that_differ_are_the_smallest_and_others_are_left_alone() -> None:
     one = {"max_rolling_batch_size": 256, "max_input_len": 1024, "max_output_len": 512, "max_seq_len": 4096}
     other = {"max_rolling_batch_size": 32, "max_input_len": 1024, "max_output_len": 600, "max_seq_len": None}
@@ -105,7 +81,7 @@ def test_options_differ_by_value_or_where_one_engine_does_nothing_with_them() ->
 )
 def test_an_engine_that_cannot_serve_the_model_says_why(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError) as failure:
-        resolve(program(tmp_path / "vllm", text), tmp_path)
+        resolve(program(tmp_path / "vllm", text), "story", {})
     assert said in str(failure.value) and str(failure.value).startswith("vllm")
 
 
@@ -119,26 +95,22 @@ def test_a_python_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pyt
         ),
     ):
         with pytest.raises(BenchmarkError) as failure:
-            resolve(engine, tmp_path)
+            resolve(engine, "story", {})
         assert said in str(failure.value) and engine.python in str(failure.value)
+    own = program(tmp_path / "own", "import sys; sys.exit('error: no model at story')")
+    with pytest.raises(BenchmarkError, match=r"^own: no model at story$"):
+        resolve(own, "story", {})
     monkeypatch.setattr("djl_trtllm.versus.engines._CONFIG_SECONDS", 0.2)
     with pytest.raises(BenchmarkError, match=r"^slow: .*did not end within 0.2 s"):
-        resolve(program(tmp_path / "slow", "import time; time.sleep(60)"), tmp_path)
-
-
-def test_a_reason_has_the_model_in_place_of_the_folder_that_was_made_for_it(tmp_path: Path) -> None:
-    summary = f"'{tmp_path}/config.json is damaged'"
-    text = f"import json; print(json.dumps({{'served': False, 'summary': ['x', {summary}]}}))"
-    with pytest.raises(BenchmarkError, match=r"MODEL/config\.json is damaged$"):
-        resolve(program(tmp_path / "vllm", text), tmp_path)
+        resolve(program(tmp_path / "slow", "import time; time.sleep(60)"), "story", {})
 
 
 def test_a_server_that_ends_while_it_starts_is_quoted(tmp_path: Path) -> None:
     text = "import sys; print('2026-01-01 10:00:00,5 ERROR a.b: no memory for ' + sys.argv[4]); raise SystemExit(3)"
     engine = program(tmp_path / "vllm", text)
     with (
-        pytest.raises(BenchmarkError, match=r"^vllm: .*\(status 3\): no memory for MODEL$"),
-        serving(engine, tmp_path, tmp_path / "log"),
+        pytest.raises(BenchmarkError, match=r"^vllm: .*\(status 3\): no memory for story$"),
+        serving(engine, "story", {}, tmp_path / "log"),
     ):
         pass
 
@@ -148,7 +120,7 @@ def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_
     engine = program(tmp_path / "vllm", f"import os{text}")
     with (
         pytest.raises(BenchmarkError, match=r"^vllm: the server ended while .*\(status 9\): no memory$"),
-        serving(engine, tmp_path, tmp_path / "log") as server,
+        serving(engine, "story", {}, tmp_path / "log") as server,
     ):
         server.process.wait()
         raise BenchmarkError("connection refused")
@@ -157,8 +129,8 @@ def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_path: Path) -> None:
     def use() -> None:
-        with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
-            assert server.memory().host > 1_000_000 and server.seconds > 0 and server.restarts() == 3
+        with serving(program(tmp_path / "vllm", READY), "story", {}, tmp_path / "log") as server:
+            assert (server.memory()["memory_bytes"] or 0) > 1_000_000 and server.seconds > 0 and server.restarts() == 3
             if error is not None:
                 raise error
 
@@ -176,8 +148,8 @@ def test_the_memory_of_gpus_is_what_came_into_use_since_the_start(
 ) -> None:
     states = iter([(GpuState(100, 90), GpuState(100, 100)), (GpuState(100, 30), GpuState(100, 60)), ()])
     monkeypatch.setattr("djl_trtllm.versus.engines.read_states", lambda: next(states))
-    with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
-        assert [server.memory().gpus, server.memory().gpus] == [100, None]
+    with serving(program(tmp_path / "vllm", READY), "story", {}, tmp_path / "log") as server:
+        assert [server.memory()["gpu_memory_bytes"] for _ in range(2)] == [100, None]
 
 
 def test_a_measured_server_has_nothing_of_a_server_in_production(
@@ -188,24 +160,24 @@ def test_a_measured_server_has_nothing_of_a_server_in_production(
     engine = program(
         tmp_path / "vllm", "import os, json; print(json.dumps({'served': True, 'options': dict(os.environ)}))"
     )
-    found = resolve(engine, tmp_path)
+    found = resolve(engine, "story", {})
     assert found["OPTION_DTYPE"] == "fp32" and "SERVING_API_KEY" not in found
     assert found["SERVING_LOG_LEVEL"] == "info", "which says where it listens"
     text = READY.replace("import http", "import os; print(sorted(os.environ)); import http", 1)
-    with serving(program(tmp_path / "vllm", text), tmp_path, tmp_path / "log"):
+    with serving(program(tmp_path / "vllm", text), "story", {}, tmp_path / "log"):
         environ = (tmp_path / "log").read_text().splitlines()[0]
     assert "'OPTION_DTYPE'" in environ and "SERVING_API_KEY" not in environ
 
 
-def test_the_commands_of_an_engine_have_the_models_directory_and_no_other_clients(tmp_path: Path) -> None:
+def test_the_commands_of_an_engine_have_its_backend_the_limits_and_no_other_clients(tmp_path: Path) -> None:
     shown = "import json, sys; print(json.dumps({'served': True, 'options': {'argv': sys.argv[1:]}}))"
-    directory = str(tmp_path)
-    assert resolve(program(tmp_path / "vllm", shown), tmp_path) == {
-        "argv": ["-m", "djl_trtllm.cli", "config", directory, "--json", "--all"]
+    limits, given = {"max_input_len": 7}, ["--option=backend=vllm", "--option=max_input_len=7"]
+    assert resolve(program(tmp_path / "vllm", shown), "story", limits) == {
+        "argv": ["-m", "djl_trtllm.cli", "config", "story", "--json", "--all", *given]
     }
     text = READY.replace("import http", "import sys; print(sys.argv[1:]); import http", 1)
-    with serving(program(tmp_path / "vllm", text), tmp_path, tmp_path / "log"):
-        words = ["-m", "djl_trtllm.cli", "serve", directory, "--host", "127.0.0.1", "--port", "0"]
+    with serving(program(tmp_path / "vllm", text), "story", limits, tmp_path / "log"):
+        words = ["-m", "djl_trtllm.cli", "serve", "story", "--host", "127.0.0.1", "--port", "0", *given]
         assert (tmp_path / "log").read_text().splitlines()[0] == str(words)
 
 
@@ -225,14 +197,3 @@ def test_engines_that_cannot_be_compared_are_refused(text: str, said: str) -> No
     with pytest.raises(BenchmarkError) as refused:
         read_engines(text)
     assert str(refused.value).startswith(f"--engines {text}: {said}")
-
-
-def test_a_settings_folder_may_be_prepared_again_with_a_file_that_is_not_utf8(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "serving.properties").write_bytes(b"option.model_name=caf\xe9")
-    (model / "link").symlink_to("serving.properties")
-    for _ in range(2):
-        made = prepare(str(model), Engine("vllm", "python"), {}, tmp_path)
-    assert (made / "serving.properties").read_bytes() == b"option.model_name=caf\xe9\noption.backend=vllm\n"
-    assert (made / "link").resolve() == (model / "serving.properties").resolve()

@@ -16,7 +16,7 @@ from djl_trtllm.quality.figures import Continuation, Position
 from djl_trtllm.sizing.machines import PRICES, instance_named
 from djl_trtllm.version import __version__
 from djl_trtllm.versus import rounds as rounds_module
-from djl_trtllm.versus.engines import Engine, Memory
+from djl_trtllm.versus.engines import Engine
 from djl_trtllm.versus.rounds import Measured, Versus, round_of
 
 CLIENTS = (1, 16)
@@ -35,7 +35,7 @@ PRICED = instance_named("g5.xlarge")
 
 def measured(name: str, *rates: tuple[float, float], words: str = "") -> Measured:
     """An engine with a round for each pair of throughputs, that of one client and that of 16."""
-    memory, price = Memory(1_000_000, None), PRICED.hourly_price
+    memory, price = {"memory_bytes": 1_000_000, "gpu_memory_bytes": None}, PRICED.hourly_price
     loads = ([figures(*each) for each in zip(CLIENTS, pair, strict=True)] for pair in rates)
     rounds = [round_of(10.0 * number, each, memory, price) for number, each in enumerate(loads, 1)]
     positions = [Position(word, {word: -0.1}) for word in words.split()]
@@ -167,7 +167,7 @@ def test_latencies_have_their_percentiles_in_seconds() -> None:
     one.ttft, one.itl = (type(one.ttft)() for _ in range(2))
     one.ttft.add(np.array([0.1] * 98 + [4.0] * 2))
     one.itl.add(np.array([0.02] * 98 + [0.5] * 2))
-    found = versus(*(Measured(Engine(name, ""), [round_of(1.0, [one, one], Memory(1, 1), None)]) for name in "ab"))
+    found = versus(*(Measured(Engine(name, ""), [round_of(1.0, [one, one], {}, None)]) for name in "ab"))
     for path, expected in (
         ("ttft_seconds.p50", 0.1),
         ("ttft_seconds.p99", 4.0),

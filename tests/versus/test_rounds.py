@@ -17,7 +17,7 @@ from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.quality.figures import Continuation, Position
 from djl_trtllm.quality.sides import Asked
 from djl_trtllm.versus import rounds
-from djl_trtllm.versus.engines import LIMITS, Engine, Memory
+from djl_trtllm.versus.engines import LIMITS, Engine
 from tests.versus.test_report import PRICED, figures, versus
 
 ENGINES = [Engine("a", "python"), Engine("b", "python")]
@@ -29,18 +29,16 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     started: list[str] = []
 
     @contextmanager
-    def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Any]:
+    def serving(engine: Engine, model: str, limits: Any, log: Path) -> Iterator[Any]:
         started.append(engine.name)
         if len(started) == 4:
             raise BenchmarkError(f"{engine.name}: the server ended")
-        memory = Memory(1, None)
-        yield SimpleNamespace(url="http://127.0.0.1:1", seconds=1.0, restarts=lambda: 0, memory=lambda: memory)
+        yield SimpleNamespace(url="http://127.0.0.1:1", seconds=1.0, restarts=lambda: 0, memory=dict)
 
     def load(show: Any, say: Any, result: Any) -> None:
         result.loads = [figures(1, 10)]
 
-    monkeypatch.setattr(rounds, "prepare", lambda model, engine, limits, folder: folder)
-    monkeypatch.setattr(rounds, "resolve", lambda engine, directory: {})
+    monkeypatch.setattr(rounds, "resolve", lambda engine, model, limits: {})
     monkeypatch.setattr(rounds, "common_limits", lambda resolved: {})
     monkeypatch.setattr(rounds, "serving", serving)
     monkeypatch.setattr(rounds, "run_load", load)
@@ -81,24 +79,18 @@ class Played:
         self.restarts = self.memory = 0
         self.limits = {"a": 100, "b": 64}
         self.loads: list[Result] = []
-        self.prepared: list[tuple[str, str, dict[str, int]]] = []
+        self.resolved: list[tuple[str, str, dict[str, int]]] = []
         self.asked: list[tuple[str, Asked]] = []
         self.no_answers = ""
         self.answers = [Continuation([Position("x", {"x": -0.1})])]
         self.figures = [figures(1, 10), figures(16, 20)]
         self.interrupted_at = 0
-        for name in ("prepare", "resolve", "serving", "Served"):
+        for name in ("resolve", "serving", "Served"):
             monkeypatch.setattr(rounds, name, getattr(self, name))
         monkeypatch.setattr(rounds, "run_load", self.load)
 
-    def prepare(self, model: str, engine: Engine, limits: dict[str, int], folder: Path) -> Path:
-        assert folder.is_dir()
-        self.prepared.append((model, engine.name, limits))
-        return folder / engine.name
-
-    def resolve(self, engine: Engine, directory: Path) -> dict[str, Any]:
-        assert directory.name == engine.name
-        _, _, limits = self.prepared[-1]
+    def resolve(self, engine: Engine, model: str, limits: dict[str, int]) -> dict[str, Any]:
+        self.resolved.append((model, engine.name, limits))
         length = limits.get("max_input_len", self.limits[engine.name])
         values = dict.fromkeys(LIMITS, 8) | {"max_input_len": length}
         common = {name: {"key": f"option.{name}", "set": False, "effect": "x"} for name in values}
@@ -106,9 +98,9 @@ class Played:
         return found | {"dtype": {"key": "option.dtype", "value": engine.name, "set": True, "effect": "x"}}
 
     @contextmanager
-    def serving(self, engine: Engine, directory: Path, log: Path) -> Iterator[Any]:
-        assert directory.name == engine.name and log.parent == directory.parent
-        memory = Memory(5, 7)
+    def serving(self, engine: Engine, model: str, limits: dict[str, int], log: Path) -> Iterator[Any]:
+        assert (model, limits) == self.resolved[-1][::2] and log.parent.is_dir() and engine.name in log.name
+        memory = {"memory_bytes": 5, "gpu_memory_bytes": 7}
         port = {"a": 1001, "b": 1002}[engine.name]
         yield SimpleNamespace(
             url=f"http://127.0.0.1:{port}", seconds=2.5, restarts=lambda: self.restarts, memory=lambda: memory
@@ -180,11 +172,11 @@ def test_the_answers_are_those_to_the_prompts_of_quality_in_the_first_round(play
 def test_engines_whose_limits_differ_all_get_the_smallest(played: Played) -> None:
     found, said = run(1)
     assert found.limits == {"max_input_len": 64} and any("option.max_input_len=64" in text for text in said)
-    assert played.prepared == [("story", name, limits) for limits in ({}, found.limits) for name in "ab"]
+    assert played.resolved == [("story", name, limits) for limits in ({}, found.limits) for name in "ab"]
     assert found.differing == {"option.dtype": ["a", "b"]}, "their limits are equal now"
-    played.limits, played.prepared = {"a": 64, "b": 64}, []
+    played.limits, played.resolved = {"a": 64, "b": 64}, []
     found, said = run(1)
-    assert found.limits == {} and len(played.prepared) == 2 and not any("limits" in text for text in said)
+    assert found.limits == {} and len(played.resolved) == 2 and not any("limits" in text for text in said)
 
 
 def test_warnings_name_the_engine_and_are_said_once(played: Played) -> None:
