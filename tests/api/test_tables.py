@@ -95,7 +95,7 @@ def test_the_page_names_what_is_honoured() -> None:
 
 
 def test_tritons_inputs_and_outputs_are_as_stored() -> None:
-    for prefix, interface, count in (("triton", ENSEMBLE, 44), ("triton-llm-api", LLM_API, 22)):
+    for prefix, interface, count in (("triton", ENSEMBLE, 44), ("triton-llm-api", LLM_API, 23)):
         inputs = [f"{each.name} {each.datatype} {each.dims}{' optional' * each.optional}" for each in interface.inputs]
         check_golden(f"{prefix}-inputs", ("\n".join(inputs) + "\n").encode())
         outputs = [f"{each.name} {each.datatype} {each.dims}" for each in interface.outputs]
