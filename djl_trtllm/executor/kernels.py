@@ -1,13 +1,17 @@
 """The folders in which compilers keep an engine's kernels for later engine processes.
 
 An engine's own compilers keep theirs in $HOME and $TMPDIR, which end with a container.
+
+A rank that MPI starts imports this module before its engine, so it imports little.
 """
 
 import fcntl
 import itertools
 import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 _FLASHINFER = "FLASHINFER_WORKSPACE_BASE"
 _CACHES = {
@@ -74,3 +78,25 @@ def take_own_folder(folder: str, rank: int, ranks: int) -> None:
         _held.append(lock)
         os.environ[_FLASHINFER] = str(own)
         return
+
+
+def with_own_kernels(task: Callable[..., Any], /, *args: Any, **options: Any) -> tuple[Callable[..., Any], Any, Any]:
+    """A task for a rank of MPI, and its arguments: the same, or one that takes its own folder before it is unpickled.
+
+    Unpickling a task of TensorRT-LLM's imports FlashInfer, which reads the variable then. From about 1.4 on
+    TensorRT-LLM gives each rank its own folder (`llmapi/mpi_session.py`), unless FLASHINFER_WORKSPACE_BASE is set, as
+    it is where kernels are kept.
+    """
+    folder = kept_folder()
+    if folder is None:
+        return task, args, options
+    return _run, (folder, pickle.dumps((task, args, options))), {}
+
+
+def _run(folder: str, pickled: bytes) -> Any:
+    from mpi4py import MPI
+
+    if (ranks := MPI.COMM_WORLD.Get_size()) > 1:
+        take_own_folder(folder, MPI.COMM_WORLD.Get_rank(), ranks)
+    task, args, options = pickle.loads(pickled)  # noqa: S301 - of this process's parent
+    return task(*args, **options)

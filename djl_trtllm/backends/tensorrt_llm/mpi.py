@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psutil
 
 from djl_trtllm.backends.tensorrt_llm.engine_watch import dead, is_alive, is_rank, launched_ranks
-from djl_trtllm.backends.tensorrt_llm.rank_kernels import with_own_kernels
+from djl_trtllm.executor.kernels import with_own_kernels
 from djl_trtllm.executor.ranks import RankError
 from djl_trtllm.model.work_directory import folder_in_memory
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm import mpi, rank_kernels
+from djl_trtllm.backends.tensorrt_llm import mpi
 from djl_trtllm.backends.tensorrt_llm.mpi import (
     SpawnError,
     ending_with_ranks,
@@ -24,6 +24,7 @@ from djl_trtllm.backends.tensorrt_llm.mpi import (
     prepare_mpi,
     watched_ranks,
 )
+from djl_trtllm.executor import kernels
 from djl_trtllm.executor.kernels import keep_kernels
 from djl_trtllm.executor.ranks import RankError
 
@@ -143,7 +144,7 @@ def test_each_of_several_ranks_has_a_folder_of_its_own_before_its_first_task_is_
     found: list[tuple[int, int]] = []
     world = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: size)
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=world)))
-    monkeypatch.setattr(rank_kernels, "take_own_folder", lambda folder, rank, ranks: found.append((rank, ranks)))
+    monkeypatch.setattr(kernels, "take_own_folder", lambda folder, rank, ranks: found.append((rank, ranks)))
     assert task(*args) == 4
     assert found == taken
 
