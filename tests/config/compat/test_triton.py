@@ -392,6 +392,11 @@ def test_a_path_of_the_template_does_not_replace_the_engine_that_is_there(tmp_pa
     assert note.endswith(f"(line 1): there is no engine; the one in {own} is served")
     file.write_text(parameter("gpt_model_path", "/repo/tensorrt_llm/2"))
     assert values(triton.read_config(file)) == [] and triton.read_config(file).notes[0].endswith(f"{own} is served")
+    (own.parent / "2").mkdir()
+    file.write_text(parameter("gpt_model_path", "/repo/tensorrt_llm/1"))
+    assert values(triton.read_config(file)) == [("option.model_id", str(own))]
+    (own.parent / "2").rmdir()
+    assert values(triton.read_config(file)) == []
     elsewhere.mkdir()
     (elsewhere / "rank0.engine").touch()
     file.write_text(parameter("gpt_model_path", str(elsewhere)))
