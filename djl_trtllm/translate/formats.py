@@ -221,7 +221,8 @@ def read_command(text: str, engine: str | None = None) -> Translation:
     own, used = _expanded(words[after:], variables)
     left = [name for name in variables if name.isupper() and name not in used]
     lines = [Line(shown(name, variables[name]), "", reason=_ENVIRONMENT) for name in left]
-    if rest := " ".join(word for word in before if word not in _SILENT and word.partition("=")[0] not in (*left, *used)):
+    around = (word for word in before if word not in _SILENT and word.partition("=")[0] not in (*left, *used))
+    if rest := " ".join(around):
         lines.append(Line(shown(rest), "", reason=_AROUND))
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     # A flag wins over the file of --config, wherever that stands.
