@@ -292,7 +292,10 @@ def _flags(given: Sequence[str], engine: str) -> Iterator[Line]:
             if switch and words[0].lower() not in ("true", "false"):
                 break
             values.append(words.popleft())
-        yield from _flag(flag, values, engine)
+        if kind and not values and "bool" not in kind:
+            yield Line(shown(word), engine, reason="it needs a value, and has none")
+        else:
+            yield from _flag(flag, values, engine)
 
 
 def _flag(flag: str, values: list[str], engine: str) -> Iterator[Line]:
@@ -359,10 +362,6 @@ def rendered(translation: Translation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _properties(translation: Translation) -> Iterator[str]:
     if translation.source != "lmi":
         yield "# The engine that LMI is to run."
@@ -383,7 +382,7 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
         yield f"# {line}"
         if line.name == "max_batch_size":
             # A number that is not known yet is `${N}` there.
-            yield re.sub(r": \$(\w+)$", r": ${\1}", f"max_batch_size: {_one_line(text)}")
+            yield re.sub(r": \$(\w+)$", r": ${\1}", f"max_batch_size: {' '.join(text.split())}")
         elif line.name == "decoupled":
             yield f"model_transaction_policy {{ decoupled: {text} }}"
         else:
@@ -402,7 +401,8 @@ def _trtllm_serve(translation: Translation) -> Iterator[str]:
     flags = [line for line in translation.kept if str(line.name).startswith("--") or line.name == "model"]
     words = [word for line in flags if line.name != "model" for word in _words(line, "")]
     model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
-    yield "# Start it by: " + _one_line(_joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
+    started = _joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"])
+    yield f"# Start it by: {' '.join(started.split())}"
     yield from (f"#   {line}" for line in flags)
     yield from _yaml(_nested({str(line.name): line for line in translation.kept if line not in flags}))
 
