@@ -104,7 +104,11 @@ def print_answer(value: object, lines: Iterable[str], *, as_json: bool) -> None:
         return
     console = Console()
     for line in lines:
-        say(console, line)
+        # The rows of a table stay as they are: a cell in the next line would be below another heading.
+        if "  " in line.strip():
+            show(console, Text(line))
+        else:
+            say(console, line)
 
 
 def print_report(rows: Sequence[Sequence[str]], sentences: Iterable[str], *, right: Sequence[int] = ()) -> None:

@@ -52,7 +52,7 @@ _OTHER_BATCH = "it is of a step around the engine: translate tensorrt_llm/config
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _ENDS = re.compile(r"[;|&]+|[&\d]?>{1,2}.*|<.*")
 _LINE_ENDS = re.compile(
-    r"""('[^']*'?|"(?:\\.|[^"\\])*"?|\\[^\n])|(?<!\S)\#[^\n]*|\\\n|(\n|(?<!>)[;|&]+(?!>))""", re.DOTALL
+    r"""('[^']*'?|"(?:\\.|[^"\\])*"?|\\[^\r\n])|(?<!\S)\#[^\n]*|\\\r?\n|(\n|(?<!>)[;|&]+(?!>))""", re.DOTALL
 )
 """Quoted text, which stays, also without its end: looking for that again at each later quote would take minutes; an
 escape; a comment; a line that goes on; the end of a command, also without spaces around it."""
@@ -221,7 +221,8 @@ def read_command(text: str, engine: str | None = None) -> Translation:
     own, used = _expanded(words[after:], variables)
     left = [name for name in variables if name.isupper() and name not in used]
     lines = [Line(shown(name, variables[name]), "", reason=_ENVIRONMENT) for name in left]
-    if rest := " ".join(word for word in before if word.partition("=")[0] not in (*_SILENT, *left, *used)):
+    around = (word for word in before if word not in _SILENT and word.partition("=")[0] not in (*left, *used))
+    if rest := " ".join(around):
         lines.append(Line(shown(rest), "", reason=_AROUND))
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     # A flag wins over the file of --config, wherever that stands.
@@ -291,7 +292,10 @@ def _flags(given: Sequence[str], engine: str) -> Iterator[Line]:
             if switch and words[0].lower() not in ("true", "false"):
                 break
             values.append(words.popleft())
-        yield from _flag(flag, values, engine)
+        if kind and not values and "bool" not in kind:
+            yield Line(shown(word), engine, reason="it needs a value, and has none")
+        else:
+            yield from _flag(flag, values, engine)
 
 
 def _flag(flag: str, values: list[str], engine: str) -> Iterator[Line]:
@@ -299,13 +303,21 @@ def _flag(flag: str, values: list[str], engine: str) -> Iterator[Line]:
     value: Any = parsed(values[0]) if len(values) == 1 else values or True
     file, written = Path(str(value)), shown(flag, value if values else None)
     if bare(flag) == "override_engine_args" and isinstance(value, dict):
-        yield Line(written, engine, value, name=_TYPED.strip("."))
+        # Dynamo merges it into the arguments, field by field.
+        yield from (_named(f"--{_TYPED}{path}", inner, COMMAND_LINE, engine) for path, inner in _paths(value))
     elif bare(flag) not in _FILES:
         yield replace(_named(flag, value, COMMAND_LINE, engine), written=written)
     elif file.suffix in _YAML and file.is_file():
         yield from _read_path(file, base(engine)).lines
     else:
         yield Line(written, engine, reason="the file is not here: translate it too")
+
+
+def _paths(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in an object by the paths of their names."""
+    for name, value in fields.items():
+        nested = isinstance(value, dict) and value
+        yield from _paths(value, f"{prefix}{name}.") if nested else [(f"{prefix}{name}", value)]
 
 
 def _is_value(word: str) -> bool:
@@ -350,10 +362,6 @@ def rendered(translation: Translation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
 def _properties(translation: Translation) -> Iterator[str]:
     if translation.source != "lmi":
         yield "# The engine that LMI is to run."
@@ -374,7 +382,7 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
         yield f"# {line}"
         if line.name == "max_batch_size":
             # A number that is not known yet is `${N}` there.
-            yield re.sub(r": \$(\w+)$", r": ${\1}", f"max_batch_size: {_one_line(text)}")
+            yield re.sub(r": \$(\w+)$", r": ${\1}", f"max_batch_size: {' '.join(text.split())}")
         elif line.name == "decoupled":
             yield f"model_transaction_policy {{ decoupled: {text} }}"
         else:
@@ -393,7 +401,8 @@ def _trtllm_serve(translation: Translation) -> Iterator[str]:
     flags = [line for line in translation.kept if str(line.name).startswith("--") or line.name == "model"]
     words = [word for line in flags if line.name != "model" for word in _words(line, "")]
     model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
-    yield "# Start it by: " + _one_line(_joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
+    started = _joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"])
+    yield f"# Start it by: {' '.join(started.split())}"
     yield from (f"#   {line}" for line in flags)
     yield from _yaml(_nested({str(line.name): line for line in translation.kept if line not in flags}))
 
@@ -447,8 +456,9 @@ def _words(line: Line, off: str) -> list[str]:
     name, value, switch = str(line.name), line.value, as_text(line.value)
     if name.startswith(_TYPED):
         return [f"--{name}", switch]
-    flag = name if name.startswith("--") else f"--{name.replace('_', '-')}"
-    if switch in ("true", "false"):
+    head, field, path = name.partition(".")  # a field of an object keeps its name, and needs a value
+    flag = name if name.startswith("--") else f"--{head.replace('_', '-')}{field}{path}"
+    if switch in ("true", "false") and not field:
         return [flag] if switch == "true" else [off + flag.removeprefix("--")] if off else []
     members = value if isinstance(value, list) else [value]
     return [flag, *(json.dumps(each) if isinstance(each, (dict, list)) else as_text(each) for each in members)]

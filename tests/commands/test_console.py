@@ -18,7 +18,15 @@ from rich.console import Console
 from rich.text import Text
 
 from djl_trtllm import cli
-from djl_trtllm.commands.console import errors_for_the_reader, errors_of_stdout, progress_printer, say, show, width_of
+from djl_trtllm.commands.console import (
+    errors_for_the_reader,
+    errors_of_stdout,
+    print_answer,
+    progress_printer,
+    say,
+    show,
+    width_of,
+)
 from djl_trtllm.errors import ModelError
 from djl_trtllm.progress import display_on
 from tests.support.tables import by_rows
@@ -52,6 +60,17 @@ def test_a_terminal_gets_lines_of_its_width_and_a_label_that_stands_out() -> Non
     assert len(lines) == 10 and all(len(line) <= 40 for line in lines[1:])
     assert " ".join(lines).split() == ["warning:", *LONG.split()]
     assert width_of(terminal) == 40
+
+
+def test_a_terminal_wraps_the_sentences_of_an_answer_and_no_row_of_its_tables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    print_answer({}, ["machine  " * 9, LONG], as_json=False)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.split() == ["machine"] * 9
+    assert len(others) > 1
 
 
 def test_a_pipe_gets_text_as_it_is() -> None:

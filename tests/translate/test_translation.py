@@ -70,6 +70,13 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("python -m dynamo.trtllm --free-gpu-memory-fraction 0.8", "lmi", "option.kv_cache_free_gpu_mem_fraction", 0.8),
         ("python -m dynamo.trtllm --kv-block-size 32", "sglang", "page_size", 32),
         ("trtllm-serve M --config=x --attn_backend TRTLLM", "dynamo", "trtllm.attn_backend", "TRTLLM"),
+        ("vllm serve M \\\r\n --seed 3\r\n", "lmi", "option.seed", 3),
+        (
+            """python -m dynamo.trtllm --override-engine-args '{"kv_cache_config": {"dtype": "fp8"}}'""",
+            "trtllm-serve",
+            "kv_cache_config.dtype",
+            "fp8",
+        ),
         ("vllm serve M --max-num-seqs 8;", "sglang", "max_running_requests", 8),
         ("trtllm-serve M --tp_size 2", "dynamo", "tensor_parallel_size", 2),
         ("trtllm-serve M --served_model_name a", "dynamo", "served_model_name", "a"),

@@ -70,6 +70,7 @@ def test_words_that_yaml_takes_for_something_else_are_quoted() -> None:
         ("vllm serve M --no-trust-remote-code", "sglang", []),
         ("trtllm-serve M --trust_remote_code", "dynamo", ["--trtllm.trust_remote_code", "true"]),
         ("vllm serve M --served-model-name a b", "dynamo", ["--served-model-name", "a", "b"]),
+        ("vllm serve M --hf-overrides.a_b.c true", "dynamo", ["--hf-overrides.a_b.c", "true"]),
         ("vllm serve M --kv-transfer-config '{\"a\": 1}'", "dynamo", ["--kv-transfer-config", '{"a": 1}']),
     ],
 )
