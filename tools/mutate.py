@@ -310,7 +310,11 @@ def fate(name: str, mutant: Mutant, suites: Suites, pool: Queue[Sandbox], deadli
     with taken(pool) as sandbox:
         if time.monotonic() >= deadline:
             return None
-        for tests in filter(None, suites.parts(name, mutant, sandbox)):
+        for tests in suites.parts(name, mutant, sandbox):
+            if time.monotonic() >= deadline:  # the next suite would be measured
+                return None
+            if not tests:
+                continue
             seconds = min(_LONGEST_SECONDS, sum(tests.values()) * _PATIENCE + _GRACE_SECONDS)
             sandbox.write(name, changed)
             try:

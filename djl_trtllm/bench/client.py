@@ -476,7 +476,7 @@ class Client:
         """
         stream, connection = reader.stream, None
         try:
-            connection = await asyncio.wait_for(self._connection(), self._timeout)
+            connection = await self._connected()
             stream.sent = clock()
             done = connection.exchange(request, reader)
             late = f"no end within {self._timeout:g} s"
@@ -504,6 +504,16 @@ class Client:
             connection.close()
         self._open.clear()
         self._idle.clear()
+
+    async def _connected(self) -> Connection:
+        # asyncio.wait_for of Python 3.10 and 3.11 loses a cancellation that comes in the turn in which its task ends.
+        connecting = asyncio.ensure_future(self._connection())
+        try:
+            if not (await asyncio.wait({connecting}, timeout=self._timeout))[0]:
+                raise asyncio.TimeoutError
+            return connecting.result()
+        finally:
+            connecting.cancel()
 
     async def _connection(self) -> Connection:
         now = clock()

@@ -62,6 +62,22 @@ def test_a_stream_is_read_to_its_end_and_its_connection_used_again_while_it_is_f
     assert len(set(seen)) == connections
 
 
+def test_a_request_that_is_given_up_while_it_connects_ends_at_once() -> None:
+    async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(60)
+
+    async def use(client: Client, port: int) -> None:
+        for turns in range(20):  # of the event loop; there is a connection after some
+            asking = asyncio.ensure_future(ask(client))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+    against(never, use)
+
+
 def test_a_body_is_json_with_its_length() -> None:
     head, _, body = Target("host", 80).request("/v1/x", b"{}").partition(b"\r\n\r\n")
     fields = {b"Content-Type: application/json", b"Content-Length: 2", b"User-Agent: djl-trtllm-bench", b"Accept: */*"}

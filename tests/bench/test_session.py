@@ -6,6 +6,7 @@ import random
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 
 import pytest
@@ -235,7 +236,9 @@ def test_requests_of_the_warm_up_are_not_measured_and_none_is_sent_before_it_is_
 
 
 def test_a_request_that_is_due_when_the_measurement_begins_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "clock", lambda: 5.0)
+    # Time stands still until the first request is due, and passes then: speeds that are shown are over time.
+    times = chain([5.0] * 4, count(6.0))
+    monkeypatch.setattr(module, "clock", lambda: next(times))
     assert measured_load(quick, Load(concurrency=1, requests=3)).sent == 3
 
 

@@ -15,6 +15,7 @@ from djl_trtllm.engines import fleet_cache
 from djl_trtllm.engines.cache import EngineCache, Manifest
 from djl_trtllm.engines.fleet_cache import FleetCache, Lease
 from djl_trtllm.errors import BuildError, DownloadError, EngineError
+from djl_trtllm.model.remote import s3
 from djl_trtllm.model.remote.s3 import S3Address
 from tests.engines.helpers import KEY, Builder, started
 from tests.support.processes import wait_until
@@ -162,6 +163,7 @@ def test_a_store_that_fails_for_a_while_does_not_end_it(store: Store, caplog: py
     assert "the lease was not released: s3://models/lease: access is denied" in caplog.text
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_store_that_is_asked_too_often_to_give_one_back_is_not_waited_for_as_long_as_for_an_engine(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +205,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(fleet_cache, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=clock.sleep))
+    for module in (fleet_cache, s3):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=clock.sleep))
     return clock
 
 
@@ -252,6 +255,7 @@ def test_the_second_machine_fetches_what_the_first_compiled(store: Store, tmp_pa
 
 
 @pytest.mark.parametrize("call", ["GET .json", "PUT .lease", "PUT model.bin", "PUT .json", "DELETE .lease"])
+@pytest.mark.usefixtures("clock")  # the pauses count, and not the time that passes on a busy machine
 def test_a_store_that_is_asked_too_often_is_waited_for(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

@@ -19,7 +19,7 @@ import psutil
 from tests.faults.figures import guide_bombs, hostile_models, hostile_requests, large_adapter
 from tests.faults.load import Case, Kind, Load, Row, engine_replaced, repeated, row_of
 from tests.faults.ray import ray_faults
-from tests.support.floods import BEGUN, FLOODS, GRPC, HELD, SENT, flooded
+from tests.support.floods import BEGUN, FLOODS, GRPC, HELD, SENT, SILENT, flooded
 from tests.support.models import TINY_STORIES, tensorrt_llm_model
 from tests.support.processes import survivors, wait_until
 from tests.support.reference import story
@@ -440,7 +440,7 @@ def _flood(case: Case, server: Server, name: str, kinds: Sequence[str], port: in
         load.wait_for_parts(2 * case.streams)
         seen.append(", ".join(f"{what}: {number}" for what, number in count.most_common(3)))
         # A flood that nobody answers floods nothing.
-        assert count.total() >= BEGUN, count
+        assert count.total() >= BEGUN and SILENT not in count, count
 
     row = row_of(f"flood: {name}", case.engine, server, case.streams, cause, tokens=TOKENS)
     row.memory_allowed = int(row.memory_before + _MORE_MEMORY)

@@ -85,6 +85,8 @@ _PAUSE = 0.01
 _LOOKS = 100
 BEGUN = 5
 """Answers, connections or bytes that say that a flood has begun."""
+SILENT = "kinds without an answer"
+"""What a count has for the kinds of which none of these came, if there are such."""
 _WEBSOCKET_REQUESTS = 15
 _PING_RESPONSE = b"Healthy"
 _LONGEST_STREAM = 300
@@ -232,10 +234,10 @@ def clients_of(kind: str, number: int) -> list[Client]:
 
 
 async def _flood(port: int, numbers: Mapping[str, int]) -> Count:
-    count: Count = collections.Counter()
+    counts: dict[str, Count] = {kind: collections.Counter() for kind, number in numbers.items() if number}
     ended = asyncio.Event()
 
-    async def again(client: Client) -> None:
+    async def again(client: Client, count: Count) -> None:
         # Cancelling is not enough: asyncio.wait_for of Python 3.11 may lose it.
         while not ended.is_set():
             try:
@@ -244,10 +246,12 @@ async def _flood(port: int, numbers: Mapping[str, int]) -> Count:
                 count[type(error).__name__] += 1
             await asyncio.sleep(_PAUSE)
 
-    clients = [client for kind, number in numbers.items() for client in clients_of(kind, number)]
-    tasks = [asyncio.ensure_future(again(client)) for client in clients]
+    clients = [(client, counts[kind]) for kind in counts for client in clients_of(kind, numbers[kind])]
+    tasks = [asyncio.ensure_future(again(*each)) for each in clients]
+    idle = counts.get("idle connections", collections.Counter())
     for _ in range(_LOOKS):
-        if count.total() >= BEGUN and count["held"] >= numbers.get("idle connections", 0):
+        begun = all(counts.values()) and sum(count.total() for count in counts.values()) >= BEGUN
+        if begun and idle["held"] >= numbers.get("idle connections", 0):
             break
         await asyncio.sleep(0.1)
     print("ready", flush=True)
@@ -256,7 +260,8 @@ async def _flood(port: int, numbers: Mapping[str, int]) -> Count:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return count
+    silent = collections.Counter({SILENT: sum(not count for count in counts.values())})
+    return sum(counts.values(), silent)
 
 
 @contextlib.contextmanager

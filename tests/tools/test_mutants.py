@@ -19,7 +19,20 @@ import pytest
 from tests.support.processes import wait_until
 from tests.support.tables import by_rows, by_table
 from tools.mutants import EQUIVALENTS, equivalents, mutants_of
-from tools.mutate import NAMESPACE, PACKAGE, ROOT, Sandbox, Score, Suite, Suites, chosen, fate, modules, package_of
+from tools.mutate import (
+    NAMESPACE,
+    PACKAGE,
+    ROOT,
+    Sandbox,
+    Score,
+    Suite,
+    Suites,
+    chosen,
+    fate,
+    modules,
+    package_of,
+    packages_that_name,
+)
 
 
 def changes(source: str) -> set[str]:
@@ -121,7 +134,7 @@ def test_a_line_of_a_module_in_no_package_gets_tests_that_run_it_in_packages_tha
     mutant = next(each for each in mutants_of((ROOT / PACKAGE / "plugins.py").read_text()) if not each.in_no_function)
     lines = {"plugins.py": {mutant.line: ["c", "d"]}}
     own, other = Suite({"b": 1.0}, {"plugins.py": {mutant.line: ["b"]}}), Suite({"c": 1.5, "d": 0.5, "e": 1.0}, lines)
-    suites = Suites(**{"": own, "api": other, "backends": Suite(), "config": Suite()})
+    suites = Suites(**dict.fromkeys(packages_that_name("plugins.py"), Suite()) | {"": own, "api": other})
     found = [list(tests) for tests in suites.parts("plugins.py", mutant, cast(Sandbox, None)) if tests]
     assert found == [["b"], ["d", "c"]]
     assert list(suites.parts("plugins.py", replace(mutant, in_no_function=True), cast(Sandbox, None))) == [{"b": 1.0}]

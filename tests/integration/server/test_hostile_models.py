@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -25,6 +26,8 @@ QUIET = 200
 """Answers of /ping before all registrations, for comparison: the machine may be busy."""
 MOST_SECONDS = 0.1
 """Processor time that the server may use during a /ping: what holds it up, on a busy machine too."""
+STARVED_SECONDS = 0.02
+"""A /ping for which a thread waits as long for a processor says nothing: the server's other threads run meanwhile."""
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +37,23 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
+@contextmanager
+def started(store: Path, folder: Path) -> Iterator[Server]:
+    model = scripted_model(folder / "model", {"steps_per_second": 100})
+    with serving(model, SERVING_MODEL_STORE=str(store), DJL_CACHE_DIR=str(folder / "cache")) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = scripted_model(tmp_path_factory.mktemp("first") / "model", {"steps_per_second": 100})
-    cache = tmp_path_factory.mktemp("cache")
-    with serving(model, SERVING_MODEL_STORE=str(store), DJL_CACHE_DIR=str(cache)) as server:
+    with started(store, tmp_path_factory.mktemp("first")) as server:
         yield server
+
+
+def starved_seconds(pid: int) -> float:
+    """How long this thread and a server's event loop have waited for a processor, in seconds (proc_pid_schedstat)."""
+    threads = (Path("/proc/thread-self/schedstat"), Path(f"/proc/{pid}/task/{pid}/schedstat"))
+    return sum(int(each.read_text().split()[1]) for each in threads) / 1e9
 
 
 class Pings(InBackground):
@@ -54,10 +68,12 @@ class Pings(InBackground):
         pid = self.server.process.pid
         with httpx.Client(base_url=self.server.url, timeout=PATIENCE, trust_env=False) as client:
             while not self._end.is_set():
-                began, before = time.perf_counter(), cpu_seconds(pid)
+                starved, began, before = starved_seconds(pid), time.perf_counter(), cpu_seconds(pid)
                 assert client.get("/ping").status_code == 200
+                used = cpu_seconds(pid) - before
                 self.times.passed.append(time.perf_counter() - began)
-                self.times.used.append(cpu_seconds(pid) - before)
+                if starved_seconds(pid) - starved < STARVED_SECONDS:
+                    self.times.used.append(used)
                 time.sleep(0.005)
 
 
@@ -97,15 +113,19 @@ def test_a_model_that_would_cost_much_is_refused_while_the_server_answers(
 ) -> None:
     answer, times = register(server, name, quiet)
     assert 400 <= answer.status_code < 600 and len(answer.content) < 10_000
+    assert answer.status_code == 400 or name != LOOP
     assert late(times.used) <= MOST_SECONDS
     assert server.ping() == 200 and server.generate().status_code == 200
 
 
-def test_a_model_with_a_large_tokenizer_is_served(server: Server, quiet: float, store: Path) -> None:
-    """Its tokenizer is what the server has to make itself: in one call of the library, which holds up one /ping."""
-    write_large(store)
-    answer, times = register(server, LARGE, quiet, "large")
-    assert answer.status_code == 200
-    assert sorted(times.used)[-2] <= MOST_SECONDS
-    assert server.http.delete("/models/large").status_code == 200
-    answers_of_ping(server)  # freeing the tokenizer holds up one, which is not to be another test's
+def test_a_model_with_a_large_tokenizer_is_served(quiet: float, tmp_path: Path) -> None:
+    """Its tokenizer is what the server has to make itself: in one call of the library, which holds up one /ping.
+
+    Freeing it, at a time of Python's own, holds up another one: that is not to be another test's.
+    """
+    write_large(tmp_path)
+    with started(tmp_path, tmp_path) as server:
+        answer, times = register(server, LARGE, quiet, "large")
+        assert answer.status_code == 200
+        assert max(sorted(times.used)[:-1], default=0.0) <= MOST_SECONDS
+        assert server.http.delete("/models/large").status_code == 200
