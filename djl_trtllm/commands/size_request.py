@@ -313,12 +313,11 @@ class Recorder:
             raise BenchmarkError(f"{given}: expected --engine with the server's engine, one of {known}")
         machine = machines_of([] if gpu is None else [gpu], None, [], here=True)[0]
         conditions = request.on(machine, request.degree_on(machine)).estimate.conditions
-        measured = request.subject(machine, conditions) | {"engine": name}
+        named: dict[str, Any] = {"engine": name, "version": version, "name": request.sizes.source}
         if gpu is not None and machine.gpus:
-            measured["gpus"] = machine.gpus
+            named["gpus"] = machine.gpus
         read_points(request.config.engine_cache_dir)  # one that cannot be read is an error now, not after the loads
-        measured |= {"name": request.sizes.source, "version": version}
-        return cls(request.config.engine_cache_dir, measured)
+        return cls(request.config.engine_cache_dir, request.subject(machine, conditions) | named)
 
     def write(self, loads: Iterable[Mapping[str, Any]], prompt_tokens: int, command: str) -> None:
         """Keep a point for each load (`Figures.as_json`) of clients whose requests all succeeded. Raises SizingError.
