@@ -120,12 +120,9 @@ def differences(resolved: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     rows: dict[str, list[str]] = {}
     for name, first in resolved[0].items():
         options = [each[name] for each in resolved]
-        if name == "backend" or not any(each["set"] or each["value"] != first["value"] for each in options):
-            continue
-        cells = [_cell(each) for each in options]
-        if len(set(cells)) > 1:
-            rows[first["key"]] = cells
-    return rows
+        if name != "backend" and any(each["set"] or each["value"] != first["value"] for each in options):
+            rows[first["key"]] = [_cell(each) for each in options]
+    return {key: cells for key, cells in rows.items() if len(set(cells)) > 1}
 
 
 def _cell(option: Mapping[str, Any]) -> str:
@@ -179,14 +176,11 @@ def serving(engine: Engine, model: str, limits: Mapping[str, object], log: Path)
             raise BenchmarkError(f"{engine.name}: the server ended {when} (status {process.returncode}): {last}")
 
     try:
-        url = ""
-        while not url or _get(f"{url}/ping") is None:
+        while not (found := _LISTENING.search(log.read_text(errors="replace"))) or _get(f"{found[1]}/ping") is None:
             check("while it started")
             time.sleep(_POLL_SECONDS)
-            if not url and (found := _LISTENING.search(log.read_text(errors="replace"))):
-                url = found[1]
         try:
-            yield Server(process, url, time.monotonic() - began, gpus_before)
+            yield Server(process, found[1], time.monotonic() - began, gpus_before)
         finally:
             check("while it was measured")
     finally:

@@ -194,7 +194,7 @@ class Versus:
     def configuration(self) -> list[list[str]]:
         """Rows of the options that differ, with the value on each engine; the first row names the engines."""
         rows = [[key, *(shortened(cell, _LONGEST_VALUE) for cell in cells)] for key, cells in self.differing.items()]
-        return [["", *self.names], *rows] if rows else []
+        return [["Options that differ", *self.names], *rows] if rows else []
 
     def conclusion(self) -> Iterator[str]:
         """Yield sentences: which engine is ahead, which answers differ, what is not known, where the price is from."""
@@ -310,14 +310,10 @@ def _measure(found: Versus, measured: Measured, server: Server, number: int, say
 
 def _resolve(found: Versus, say: Callable[[str], None]) -> None:
     """Find the limits that differ, which all engines get alike, and then the other options that differ."""
-
-    def resolved() -> list[dict[str, Any]]:
-        return [resolve(measured.engine, found.model, found.limits) for measured in found.engines]
-
-    options = resolved()
+    options = [resolve(measured.engine, found.model, {}) for measured in found.engines]
     found.limits = common_limits(options)
     if found.limits:
         set_for_all = ", ".join(f"option.{name}={value}" for name, value in found.limits.items())
         say(f"limits differ between the engines; all get the smallest: {set_for_all}")
-        options = resolved()
+        options = [resolve(measured.engine, found.model, found.limits) for measured in found.engines]
     found.differing = differences(options)
