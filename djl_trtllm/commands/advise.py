@@ -34,10 +34,7 @@ def advise(
     gpu: size.GpuOption = None,
     gpu_memory: size.GpuMemoryOption = None,
     instance: size.InstanceOption = None,
-    tp: Annotated[
-        list[str] | None,
-        typer.Option("--tp", metavar="N", help="Tensor parallel degrees to try.", rich_help_panel="Machine"),
-    ] = None,
+    tp: size.DegreesOption = None,
     quantize: size.QuantizeOption = None,
     kv_cache_dtype: size.KvCacheOption = None,
     backend: size.BackendOption = None,
@@ -57,17 +54,10 @@ def advise(
         for name, value in (("--stream", stream), ("--budget", budget)):
             if value is not None and not math.isfinite(value):
                 raise SizingError(f"{name} {value}: expected a number")
-        flags = {
-            "backend": backend,
-            "quantize": quantize,
-            "kv_cache_dtype": kv_cache_dtype,
-            "max_input_len": str(isl),
-            "max_output_len": str(osl),
-        }
+        lengths = {"max_input_len": isl, "max_output_len": osl}
+        flags = {"backend": backend, "quantize": quantize, "kv_cache_dtype": kv_cache_dtype, **lengths}
         goals = Goals(Load(isl, osl, clients), None if ttft is None else _seconds(ttft), stream, budget)
-        request = read_request(
-            size.named_model(model), {name: value for name, value in flags.items() if value is not None}
-        )
+        request = read_request(size.named_model(model), flags)
         if request.shortened is not None:
             raise SizingError(f"--isl {isl} --osl {osl}: {request.shortened}; ask for no more than that together")
         machines = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=False) or aws_machines()

@@ -154,10 +154,10 @@ class Goals:
         elif speed is None:
             yield one.found.refusal or "no sequence of this length fits into the KV cache"
         else:
-            if self.ttft is not None and speed.ttft > self.ttft:
+            if self.ttft is not None and speed.ttft_seconds > self.ttft:
                 waiting = speed.load.clients - speed.running
                 why = f", where {waiting} of {speed.load.clients} requests wait for room" if waiting else ""
-                yield f"the first token takes {seconds(speed.ttft)}{why}"
+                yield f"the first token takes {seconds(speed.ttft_seconds)}{why}"
             if self.stream is not None and speed.per_stream < self.stream:
                 yield f"a stream has {number(speed.per_stream)} tokens per second"
         if self.budget is not None and (price is None or price > self.budget):
@@ -194,7 +194,7 @@ class Advice:
 
         def distance(one: SizeReport) -> tuple[object, ...]:
             reasons = missed[id(one)]
-            return one.speed is None, len(reasons), one.speed.ttft if one.speed and reasons else 0, _best(one)
+            return one.speed is None, len(reasons), one.speed.ttft_seconds if one.speed and reasons else 0, _best(one)
 
         chosen = sorted(first_of_each(sorted(settings, key=distance)), key=_best)
         self.holding = [one for one in chosen if not missed[id(one)]]
@@ -287,7 +287,7 @@ def _row(one: SizeReport) -> tuple[str, ...]:
         _setting(one),
         number(one.throughput),
         number(one.speed.per_stream),
-        seconds(one.speed.ttft),
+        seconds(one.speed.ttft_seconds),
         dollars(one.price),
         dollars(usd_per_million(one.price, one.throughput)),
     )

@@ -174,12 +174,13 @@ class SizeRequest:
 
 
 def read_request(
-    model: str, settings: Mapping[str, str], lmi: str = DEFAULT_LMI, images: str | None = None
+    model: str, flags: Mapping[str, object], lmi: str = DEFAULT_LMI, images: str | None = None
 ) -> SizeRequest:
     """Read a model's options and the headers of its weights. `images` are added to its prompts.
 
-    Raises ModelError, ConfigError and SizingError.
+    `flags` are options by name, None where a flag is not given. Raises ModelError, ConfigError and SizingError.
     """
+    settings = {name: str(value) for name, value in flags.items() if value is not None}
     config, checkpoint = _read_options(model, settings)
     _refuse_engine(checkpoint)
     hub: dict[str, Any] = {
