@@ -335,8 +335,6 @@ class Recorder:
                 clients=each["concurrency"],
                 tokens_per_second=each["output_tokens_per_second"],
                 ttft_p50=each["ttft_seconds"].get("p50"),
-                ttft_p99=each["ttft_seconds"].get("p99"),
-                itl=each["itl_seconds"].get("p50"),
                 command=command,
                 date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             )

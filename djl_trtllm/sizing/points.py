@@ -54,8 +54,6 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     command: Annotated[str, msgspec.Meta(max_length=2000)]
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     ttft_p50: _Positive | None = None
-    ttft_p99: _Positive | None = None
-    itl: _Positive | None = None  # the median between two tokens of a stream
 
     @property
     def origin(self) -> str:

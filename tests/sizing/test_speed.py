@@ -277,7 +277,6 @@ WRITTEN = Point(
     clients=256,
     tokens_per_second=18681.0,
     ttft_p50=0.461,
-    itl=0.0129,
     command="djl-trtllm bench",
     date="2026-11-26",
 )
@@ -332,7 +331,7 @@ def test_writers_at_the_same_moment_lose_no_point(tmp_path: Path) -> None:
         {"gpu": ""},
         {"name": "m" * 301},
         {"date": "yesterday"},
-        {"itl": -1.0},
+        {"ttft_p50": -1.0},
     ],
 )
 def test_a_point_out_of_bounds_is_refused_and_the_file_stays(tmp_path: Path, values: dict[str, object]) -> None:
