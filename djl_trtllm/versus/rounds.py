@@ -50,11 +50,8 @@ _OF_ROUND = {
     "$ per million tokens": "usd_per_million_tokens",
 }
 """Rows of the table for each round, with the names of their figures."""
-_CHARTS = {
-    "Throughput": ("output_tokens_per_second", "tokens per second"),
-    "Time to first token, median": ("ttft_seconds.p50", "seconds"),
-    "Inter-token latency, median": ("itl_seconds.p50", "seconds"),
-}
+_DRAWN = {"tok/s": "tokens per second", "TTFT p50": "seconds", "ITL p50": "seconds"}
+"""The rows that the picture has, with their units."""
 
 
 def round_of(
@@ -247,7 +244,8 @@ class Versus:
         clients = [float(load.concurrency or 0) for load in self.plan.loads]
         labels = [f"{each:g}" for each in clients]
         charts = []
-        for title, (path, unit) in _CHARTS.items():
+        for title, unit in _DRAWN.items():
+            path = _OF_LOAD[title]
             medians = [[each.spread(path, place).median for place in range(len(clients))] for each in self.engines]
             lines = [Line(n, [*zip(clients, m, strict=True)], labels) for n, m in zip(self.names, medians, strict=True)]
             charts.append(Chart(title, "clients", unit, lines, log="x"))
