@@ -22,11 +22,9 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|)", re.IGNORE
 def advise(
     model: size.ModelArgument = None,
     clients: Annotated[int, _goal(min=1, max=size.MOST, help="Clients that send one request after another.")] = 1,
-    isl: Annotated[int, _goal("--isl", min=1, max=size.MOST, help="Prompt tokens of a request.")] = 1024,
-    osl: Annotated[int, _goal("--osl", min=1, max=size.MOST, help="Output tokens of a request.")] = 256,
-    ttft: Annotated[
-        str | None, _goal("--ttft", metavar="TIME", help="Time to the first token, as 1s or 500ms.")
-    ] = None,
+    isl: Annotated[int, _goal(min=1, max=size.MOST, help="Prompt tokens of a request.")] = 1024,
+    osl: Annotated[int, _goal(min=1, max=size.MOST, help="Output tokens of a request.")] = 256,
+    ttft: Annotated[str | None, _goal(metavar="TIME", help="Time to the first token, as 1s or 500ms.")] = None,
     stream: Annotated[
         float | None, _goal(min=0.001, help="Output tokens per second of each stream, such as 20.")
     ] = None,

@@ -20,11 +20,7 @@ def versus(
         str, typer.Argument(metavar="MODEL", help="A directory, an archive, or an address in the hub or S3.")
     ],
     engines: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[=PYTHON],...",
-            help="Engines, and the Python that has each: vllm=PYTHON,openvino.",
-        ),
+        str, typer.Option(metavar="NAME[=PYTHON],...", help="Engines, with the Python of each: vllm=PYTHON,openvino.")
     ],
     clients: console.ClientsOption = "1,4,16,64",
     load: Annotated[

@@ -125,8 +125,7 @@ class Speed:
             f"{number(self.per_stream)} of each stream; the largest part of the time goes to {self.limit}",
             f"  first token after {seconds(self.ttft_seconds)}, or {seconds(self.ttft_of_burst_seconds)} for the last "
             f"one if all send at once; {seconds(self.itl_seconds)} between two tokens",
-            *[f"  {self.running} run at a time, and {waiting} wait for room in the KV cache or the batch"]
-            * bool(waiting),
+            *([f"  {self.running} run at a time, {waiting} wait for room in the KV cache or batch"] if waiting else []),
             *([f"  {dollars:.2f} USD per million output tokens ({PRICES})"] if dollars else []),
             f"  corrected: {self.corrected_by}" if self.corrected_by else f"  {HINT}",
         ]

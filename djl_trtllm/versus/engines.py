@@ -101,18 +101,13 @@ def resolve(engine: Engine, model: str, limits: Mapping[str, object]) -> dict[st
         raise BenchmarkError(f"{engine.name}: {engine.python} cannot run djl-trtllm: {why}; {advice}") from None
     if not found["served"]:
         raise BenchmarkError(f"{engine.name} ({engine.python}): {found['summary'][-1]}")
-    options: dict[str, Any] = found["options"]
-    return options
+    return dict(found["options"])
 
 
 def common_limits(resolved: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """The smallest value of each limit that differs between engines, of those that every engine has."""
     values = {name: [options[name]["value"] for options in resolved] for name in LIMITS}
-    return {
-        name: min(found)
-        for name, found in values.items()
-        if all(isinstance(value, int) for value in found) and len(set(found)) > 1
-    }
+    return {name: min(found) for name, found in values.items() if None not in found and len(set(found)) > 1}
 
 
 def differences(resolved: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

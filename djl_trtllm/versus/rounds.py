@@ -300,8 +300,7 @@ def _measure(found: Versus, measured: Measured, server: Server, number: int, say
         say(f"{name} answers the prompts of `quality`")
         prompts = read_prompts(DEFAULT_PROMPTS, _ANSWER_TOKENS, "the prompts of quality")
         try:
-            side = Served(name, target, None, found.plan.timeout)
-            measured.answers = side.answer(Asked(prompts, _ANSWER_TOKENS))
+            measured.answers = Served(name, target, None, found.plan.timeout).answer(Asked(prompts, _ANSWER_TOKENS))
         except BenchmarkError as error:
             measured.no_answers = str(error)
 
