@@ -22,11 +22,9 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|)", re.IGNORE
 def advise(
     model: size.ModelArgument = None,
     clients: Annotated[int, _goal(min=1, max=size.MOST, help="Clients that send one request after another.")] = 1,
-    isl: Annotated[int, _goal("--isl", min=1, max=size.MOST, help="Prompt tokens of a request.")] = 1024,
-    osl: Annotated[int, _goal("--osl", min=1, max=size.MOST, help="Output tokens of a request.")] = 256,
-    ttft: Annotated[
-        str | None, _goal("--ttft", metavar="TIME", help="Time to the first token, as 1s or 500ms.")
-    ] = None,
+    isl: Annotated[int, _goal(min=1, max=size.MOST, help="Prompt tokens of a request.")] = 1024,
+    osl: Annotated[int, _goal(min=1, max=size.MOST, help="Output tokens of a request.")] = 256,
+    ttft: Annotated[str | None, _goal(metavar="TIME", help="Time to the first token, as 1s or 500ms.")] = None,
     stream: Annotated[
         float | None, _goal(min=0.001, help="Output tokens per second of each stream, such as 20.")
     ] = None,
@@ -34,10 +32,7 @@ def advise(
     gpu: size.GpuOption = None,
     gpu_memory: size.GpuMemoryOption = None,
     instance: size.InstanceOption = None,
-    tp: Annotated[
-        list[str] | None,
-        typer.Option("--tp", metavar="N", help="Tensor parallel degrees to try.", rich_help_panel="Machine"),
-    ] = None,
+    tp: size.DegreesOption = None,
     quantize: size.QuantizeOption = None,
     kv_cache_dtype: size.KvCacheOption = None,
     backend: size.BackendOption = None,
@@ -57,17 +52,10 @@ def advise(
         for name, value in (("--stream", stream), ("--budget", budget)):
             if value is not None and not math.isfinite(value):
                 raise SizingError(f"{name} {value}: expected a number")
-        flags = {
-            "backend": backend,
-            "quantize": quantize,
-            "kv_cache_dtype": kv_cache_dtype,
-            "max_input_len": str(isl),
-            "max_output_len": str(osl),
-        }
+        lengths = {"max_input_len": isl, "max_output_len": osl}
+        flags = {"backend": backend, "quantize": quantize, "kv_cache_dtype": kv_cache_dtype, **lengths}
         goals = Goals(Load(isl, osl, clients), None if ttft is None else _seconds(ttft), stream, budget)
-        request = read_request(
-            size.named_model(model), {name: value for name, value in flags.items() if value is not None}
-        )
+        request = read_request(size.named_model(model), flags)
         if request.shortened is not None:
             raise SizingError(f"--isl {isl} --osl {osl}: {request.shortened}; ask for no more than that together")
         machines = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=False) or aws_machines()

@@ -13,7 +13,6 @@ from djl_trtllm.config.options.choices import Quantization
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.listing import columns, dollars, number, seconds
 from djl_trtllm.sizing.machines import PRICES, Machine, aws_machines, usd_per_million
-from djl_trtllm.sizing.recommendation import Recommendation
 from djl_trtllm.sizing.speed import HINT, Load
 
 _GIB = 1 << 30
@@ -22,16 +21,8 @@ _SHOWN = 10
 
 def sized(request: SizeRequest, machines: Iterable[Machine], degrees: Sequence[int] = ()) -> list[SizeReport]:
     """Every machine with every degree, cheapest first, then those without a price; of equals the most sequences."""
-    known: dict[tuple[str, int, int], Recommendation] = {}
-    found = []
-    for machine in machines:
-        for degree in degrees_of(machine, request, degrees):
-            # Machines with the same GPUs differ in nothing else.
-            key = (machine.gpu, machine.memory, degree)
-            if key not in known:
-                known[key] = request.on(machine, degree)
-            found.append(SizeReport(request, machine, known[key]))
-    return sorted(found, key=_order)
+    asked = [(machine, degree) for machine in machines for degree in degrees_of(machine, request, degrees)]
+    return sorted((SizeReport(request, machine, request.on(machine, degree)) for machine, degree in asked), key=_order)
 
 
 def _order(one: SizeReport) -> tuple[object, ...]:
@@ -154,10 +145,10 @@ class Goals:
         elif speed is None:
             yield one.found.refusal or "no sequence of this length fits into the KV cache"
         else:
-            if self.ttft is not None and speed.ttft > self.ttft:
+            if self.ttft is not None and speed.ttft_seconds > self.ttft:
                 waiting = speed.load.clients - speed.running
                 why = f", where {waiting} of {speed.load.clients} requests wait for room" if waiting else ""
-                yield f"the first token takes {seconds(speed.ttft)}{why}"
+                yield f"the first token takes {seconds(speed.ttft_seconds)}{why}"
             if self.stream is not None and speed.per_stream < self.stream:
                 yield f"a stream has {number(speed.per_stream)} tokens per second"
         if self.budget is not None and (price is None or price > self.budget):
@@ -194,21 +185,17 @@ class Advice:
 
         def distance(one: SizeReport) -> tuple[object, ...]:
             reasons = missed[id(one)]
-            return one.speed is None, len(reasons), one.speed.ttft if one.speed and reasons else 0, _best(one)
+            return one.speed is None, len(reasons), one.speed.ttft_seconds if one.speed and reasons else 0, _best(one)
 
         chosen = sorted(first_of_each(sorted(settings, key=distance)), key=_best)
         self.holding = [one for one in chosen if not missed[id(one)]]
-        self.failing = [
-            {"machine": one.machine.name, "setting": _setting(one), "reason": "; ".join(missed[id(one)])}
-            for one in chosen
-            if missed[id(one)]
-        ]
+        failing = [(one.machine.name, _setting(one), missed[id(one)]) for one in chosen if missed[id(one)]]
         kinds = {one.machine.kind for one in chosen}
         for one in (one for one in machines if one.kind not in kinds):
             kinds.add(one.kind)
             gpus = f"{one.gpus or ''} GPU{'s' * (one.gpus != 1)}".strip()
-            reason = f"its {gpus} cannot divide the model so"
-            self.failing.append({"machine": one.name, "setting": "", "reason": reason})
+            failing.append((one.name, "", [f"its {gpus} cannot divide the model so"]))
+        self.failing = [{"machine": name, "setting": how, "reason": "; ".join(why)} for name, how, why in failing]
         self.warnings = self.holding[0].warnings if self.holding else ()
 
     def lines(self) -> list[str]:
@@ -287,7 +274,7 @@ def _row(one: SizeReport) -> tuple[str, ...]:
         _setting(one),
         number(one.throughput),
         number(one.speed.per_stream),
-        seconds(one.speed.ttft),
+        seconds(one.speed.ttft_seconds),
         dollars(one.price),
         dollars(usd_per_million(one.price, one.throughput)),
     )

@@ -39,6 +39,9 @@ GpuMemoryOption = Annotated[
 InstanceOption = Annotated[
     list[str] | None, _machine("--instance", metavar="TYPE", help="AWS instance type, such as g5.12xlarge.")
 ]
+DegreesOption = Annotated[
+    list[str] | None, _machine("--tp", metavar="N", help="Tensor parallel degree; max where one machine is sized.")
+]
 QuantizeOption = Annotated[str | None, _model("--quantize", metavar="METHOD", help="As option.quantize, such as fp8.")]
 KvCacheOption = Annotated[
     str | None, _model("--kv-cache-dtype", metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")
@@ -64,7 +67,7 @@ def size(
     gpu: GpuOption = None,
     gpu_memory: GpuMemoryOption = None,
     instance: InstanceOption = None,
-    tp: Annotated[list[str] | None, _machine("--tp", metavar="N", help="Tensor parallel degree, or max.")] = None,
+    tp: DegreesOption = None,
     pp: Annotated[int | None, _machine("--pp", help="Pipeline parallel degree.")] = None,
     quantize: QuantizeOption = None,
     kv_cache_dtype: KvCacheOption = None,
@@ -125,14 +128,14 @@ def size(
             "max_num_tokens": max_num_tokens,
             "max_seq_len": max_seq_len,
         }
-        settings = {name: str(value) for name, value in flags.items() if value is not None}
         if measure:
             unused = _OF_ESTIMATE | ({"tp"} if len(degrees) > 1 else set())
             _refuse(context, unused, "--measure measures this machine, with one degree: leave out {}")
+            settings = {name: str(value) for name, value in flags.items() if value is not None}
             _measure_here(named_model(model), settings, memory, (requests, request_tokens), precision, fresh, as_json)
             return
         _refuse(context, _OF_MEASURE, "{}: only with --measure; add that, or leave out what needs it")
-        request = read_request(named_model(model), settings, lmi, images)
+        request = read_request(named_model(model), flags, lmi, images)
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
         if compare or len(named) != 1 or len(degrees) > 1:
             _refuse(context, {"clients"}, "{}: the speed is of one machine and degree; djl-trtllm advise compares many")

@@ -174,12 +174,13 @@ class SizeRequest:
 
 
 def read_request(
-    model: str, settings: Mapping[str, str], lmi: str = DEFAULT_LMI, images: str | None = None
+    model: str, flags: Mapping[str, object], lmi: str = DEFAULT_LMI, images: str | None = None
 ) -> SizeRequest:
     """Read a model's options and the headers of its weights. `images` are added to its prompts.
 
-    Raises ModelError, ConfigError and SizingError.
+    `flags` are options by name, None where a flag is not given. Raises ModelError, ConfigError and SizingError.
     """
+    settings = {name: str(value) for name, value in flags.items() if value is not None}
     config, checkpoint = _read_options(model, settings)
     _refuse_engine(checkpoint)
     hub: dict[str, Any] = {
@@ -313,12 +314,11 @@ class Recorder:
             raise BenchmarkError(f"{given}: expected --engine with the server's engine, one of {known}")
         machine = machines_of([] if gpu is None else [gpu], None, [], here=True)[0]
         conditions = request.on(machine, request.degree_on(machine)).estimate.conditions
-        measured = request.subject(machine, conditions) | {"engine": name}
+        named: dict[str, Any] = {"engine": name, "version": version, "name": request.sizes.source}
         if gpu is not None and machine.gpus:
-            measured["gpus"] = machine.gpus
+            named["gpus"] = machine.gpus
         read_points(request.config.engine_cache_dir)  # one that cannot be read is an error now, not after the loads
-        measured |= {"name": request.sizes.source, "version": version}
-        return cls(request.config.engine_cache_dir, measured)
+        return cls(request.config.engine_cache_dir, request.subject(machine, conditions) | named)
 
     def write(self, loads: Iterable[Mapping[str, Any]], prompt_tokens: int, command: str) -> None:
         """Keep a point for each load (`Figures.as_json`) of clients whose requests all succeeded. Raises SizingError.
@@ -335,8 +335,6 @@ class Recorder:
                 clients=each["concurrency"],
                 tokens_per_second=each["output_tokens_per_second"],
                 ttft_p50=each["ttft_seconds"].get("p50"),
-                ttft_p99=each["ttft_seconds"].get("p99"),
-                itl=each["itl_seconds"].get("p50"),
                 command=command,
                 date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             )

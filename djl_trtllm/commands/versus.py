@@ -20,11 +20,7 @@ def versus(
         str, typer.Argument(metavar="MODEL", help="A directory, an archive, or an address in the hub or S3.")
     ],
     engines: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[=PYTHON],...",
-            help="Engines, and the Python that has each: vllm=PYTHON,openvino.",
-        ),
+        str, typer.Option(metavar="NAME[=PYTHON],...", help="Engines, with the Python of each: vllm=PYTHON,openvino.")
     ],
     clients: console.ClientsOption = "1,4,16,64",
     load: Annotated[
@@ -33,10 +29,8 @@ def versus(
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Times that each engine is started and measured.")] = 3,
     duration: console.DurationOption = 10.0,
     warmup: console.WarmupOption = 2.0,
-    api: Annotated[str, typer.Option(help="API: chat, completions (OpenAI's), lmi, tgi.")] = "completions",
     prompt_tokens: console.PromptTokensOption = 128,
     output_tokens: console.OutputTokensOption = 128,
-    timeout: console.TimeoutOption = 600.0,
     instance: Annotated[
         str | None, typer.Option(metavar="NAME", help="AWS instance type whose price per hour counts, as g6.xlarge.")
     ] = None,
@@ -55,15 +49,14 @@ def versus(
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan
-        from djl_trtllm.commands.bench import check_api, closed_loops
+        from djl_trtllm.commands.bench import closed_loops
         from djl_trtllm.commands.size_request import Recorder
         from djl_trtllm.engines.hardware import read_states
         from djl_trtllm.sizing.machines import instance_named
         from djl_trtllm.versus.engines import read_engines
         from djl_trtllm.versus.rounds import Measured, Versus, compare
 
-        check_api(api)
-        console.check_seconds(duration=duration, timeout=timeout)
+        console.check_seconds(duration=duration)
         if load is not None:
             read_prompts(load, output_tokens, "--load")
         if plot is not None:
@@ -73,11 +66,10 @@ def versus(
             raise BenchmarkError(f"--instance {instance}: there is no on-demand price of it in instances.toml")
         plan = Plan(
             target=Target.parse("http://127.0.0.1", {}),
-            api=api,
+            api="completions",
             dataset="synthetic" if load is None else str(load),
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
-            timeout=timeout,
             loads=closed_loops("--clients", clients or "", Load(duration=duration, warmup=warmup)),
         )
         found = Versus(model, plan, [Measured(engine) for engine in read_engines(engines)], priced)
@@ -89,10 +81,8 @@ def versus(
         if as_json:
             print_json(found.as_json())
         elif found.complete:
-            rows, differing = found.table(), found.configuration()
-            heading = ["Medians (lowest-highest). Options that differ:"] if differing else []
-            print_report(rows, heading, right=range(1, len(rows[0])))
-            print_report(differing, found.conclusion())
+            print_report(found.table(), ["Medians (lowest-highest)."], right=range(1, 1 + len(found.names)))
+            print_report(found.configuration(), found.conclusion())
         else:
             warn("interrupted before every engine had a round: there is nothing to compare")
         if plot is not None and found.complete:

@@ -1,6 +1,6 @@
 """Measured points: how fast a model was on a machine under a load, in a file that a user may read, edit and delete.
 
-Each line is a point; one of the same model, engine, version, GPUs, precision and load replaces an earlier one:
+Each line is a point. Of points of the same model, engine, GPUs, precision and load the last one counts:
 
     {"model": "1f0c...", "name": "llama-8b", "engine": "vllm", "version": "0.26.0", "gpu": "H100", "gpus": 1,
      "precision": "bfloat16", "isl": 114, "osl": 256, "clients": 256, "tokens_per_second": 18681.0, ...}
@@ -54,14 +54,6 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     command: Annotated[str, msgspec.Meta(max_length=2000)]
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     ttft_p50: _Positive | None = None
-    ttft_p99: _Positive | None = None
-    itl: _Positive | None = None  # the median between two tokens of a stream
-
-    @property
-    def subject(self) -> tuple[object, ...]:
-        """The key of the measurement: a later point with the same key replaces an earlier one."""
-        machine = (self.gpu, self.gpus, self.precision)
-        return (self.model, self.engine, self.version, *machine, self.isl, self.osl, self.clients)
 
     @property
     def origin(self) -> str:
@@ -89,23 +81,21 @@ def precision_of(sizes: CheckpointSizes, quantization: str | None = None, kv_dty
 
 def read_points(folder: Path) -> list[Point]:
     """The points in `folder`, newest first; none if there is no file. Raises SizingError for a file of another kind."""
-    place, found = str(folder / FILE_NAME), dict[object, Point]()
+    place, found = str(folder / FILE_NAME), list[Point]()
     try:
         for number, line in enumerate(read_file(folder / FILE_NAME, _MOST_BYTES).splitlines(), 1):
             place = f"{folder / FILE_NAME}:{number}"
             if line.strip():
-                point = msgspec.json.decode(line, type=Point)
-                found.pop(point.subject, None)
-                found[point.subject] = point
+                found.append(msgspec.json.decode(line, type=Point))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
         raise SizingError(f"the measured points, {place}, cannot be read: {error}; correct or delete that") from None
-    return list(found.values())[::-1]
+    return found[::-1]
 
 
-def write_point(folder: Path, point: Point) -> Path:
-    """Add a point to the file in `folder`, and return the file's path.
+def write_point(folder: Path, point: Point) -> None:
+    """Add a point to the file in `folder`.
 
     Raises SizingError for a point out of bounds, for a file that is not one of points, and if it cannot be written.
     """
@@ -122,4 +112,3 @@ def write_point(folder: Path, point: Point) -> Path:
     except OSError as error:
         advice = "set option.engine_cache_dir to a writable folder"
         raise SizingError(f"the measured points, {path}, cannot be written: {error}; {advice}") from error
-    return path

@@ -9,7 +9,7 @@ docs/sizing.md says how near it is to published measurements, and where it is of
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,7 +54,7 @@ class _Matrices:
     """Matrices of one rank: bytes, and seconds of a token's multiplications at the data sheet's speed, by format."""
 
     bytes: float = 0.0
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def multiply(self, constants: Constants) -> float:
         return sum(seconds / constants[kind] for kind, seconds in self.seconds.items())
@@ -81,8 +81,7 @@ class Rank:
             share, size = division.share(part.group) / stages, part_bytes(part, sizes, conditions)
             used = narrow if size < 1.5 * part.elements and narrow in gpu.flops else "bf16"
             matrices.bytes += size * share
-            spent = 2 * part.elements * share / gpu.flops[used]
-            matrices.seconds[used] = matrices.seconds.get(used, 0.0) + spent
+            matrices.seconds[used] += 2 * part.elements * share / gpu.flops[used]
         pair = 4 * (shape.num_heads or 0) * (shape.head_dim or 0) / degree / stages
         kept = kv_bits(sizes, conditions) / 8 / stages
         attending = [layer for layer in sizes.layers if layer.kind in ("attention", "latent")]
@@ -98,25 +97,25 @@ class Speed:
     """The speed that the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
 
     `running` of the clients have a request that runs, the others wait for one to end. `limit` names the part that takes
-    most of the time (parts may overlap); `origin` is the measured point that corrected the prediction, if any.
+    most of the time (parts may overlap); `corrected_by` is the measured point that corrected the prediction, if any.
     """
 
     load: Load
     running: int
-    ttft: float
+    ttft_seconds: float
     """Seconds until the first token, where clients send whenever their last request has ended."""
-    ttft_of_burst: float
+    ttft_of_burst_seconds: float
     """Seconds until the first token of the last request, where all clients send at the same moment."""
-    itl: float
+    itl_seconds: float
     tokens_per_second: float
     """The tokens of all clients together."""
     limit: str
-    origin: str | None = None
+    corrected_by: str | None = None
 
     @property
     def per_stream(self) -> float:
         """Tokens per second of one stream once it has its first token."""
-        return 1 / self.itl if self.itl else math.inf
+        return 1 / self.itl_seconds if self.itl_seconds else math.inf
 
     def lines(self, hourly_price: float | None) -> list[str]:
         """The speed of one copy of the model for people; `hourly_price` is of the machine, in USD."""
@@ -124,26 +123,19 @@ class Speed:
         return [
             f"speed with {self.load}: {number(self.tokens_per_second)} output tokens per second in all, "
             f"{number(self.per_stream)} of each stream; the largest part of the time goes to {self.limit}",
-            f"  first token after {seconds(self.ttft)}, or {seconds(self.ttft_of_burst)} for the last one if all send "
-            f"at once; {seconds(self.itl)} between two tokens",
-            *[f"  {self.running} run at a time, and {waiting} wait for room in the KV cache or the batch"]
-            * bool(waiting),
+            f"  first token after {seconds(self.ttft_seconds)}, or {seconds(self.ttft_of_burst_seconds)} for the last "
+            f"one if all send at once; {seconds(self.itl_seconds)} between two tokens",
+            *([f"  {self.running} run at a time, {waiting} wait for room in the KV cache or batch"] if waiting else []),
             *([f"  {dollars:.2f} USD per million output tokens ({PRICES})"] if dollars else []),
-            f"  corrected: {self.origin}" if self.origin else f"  {HINT}",
+            f"  corrected: {self.corrected_by}" if self.corrected_by else f"  {HINT}",
         ]
 
     def as_json(self, hourly_price: float | None) -> dict[str, Any]:
         return {
             **vars(self.load),
-            "running": self.running,
-            "tokens_per_second": self.tokens_per_second,
-            "tokens_per_second_per_stream": self.per_stream if self.itl else None,
-            "ttft_seconds": self.ttft,
-            "ttft_of_burst_seconds": self.ttft_of_burst,
-            "itl_seconds": self.itl,
+            **{name: value for name, value in vars(self).items() if name != "load"},
+            "tokens_per_second_per_stream": self.per_stream if self.itl_seconds else None,
             "usd_per_million_tokens": usd_per_million(hourly_price, self.tokens_per_second),
-            "limit": self.limit,
-            "corrected_by": self.origin,
         }
 
 
@@ -175,9 +167,9 @@ class Roofline:
         return Speed(
             load=load,
             running=running,
-            ttft=first + waves * wave,
-            ttft_of_burst=reading + step + math.ceil(waves) * wave,
-            itl=(wave - first) / (load.osl - 1) if load.osl > 1 else 0.0,
+            ttft_seconds=first + waves * wave,
+            ttft_of_burst_seconds=reading + step + math.ceil(waves) * wave,
+            itl_seconds=(wave - first) / (load.osl - 1) if load.osl > 1 else 0.0,
             tokens_per_second=running * load.osl / wave,
             limit=max(spent, key=lambda name: spent[name]),
         )
@@ -247,14 +239,14 @@ def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]
         return speed
     there = roofline.speed(Load(nearest.isl, nearest.osl, nearest.clients), max(room, nearest.clients))
     factor = nearest.tokens_per_second / there.tokens_per_second
-    first = 1 / factor if nearest.ttft_p50 is None else nearest.ttft_p50 / there.ttft
+    first = 1 / factor if nearest.ttft_p50 is None else nearest.ttft_p50 / there.ttft_seconds
     return replace(
         speed,
-        ttft=speed.ttft * first,
-        ttft_of_burst=speed.ttft_of_burst * first,
-        itl=speed.itl / factor,
+        ttft_seconds=speed.ttft_seconds * first,
+        ttft_of_burst_seconds=speed.ttft_of_burst_seconds * first,
+        itl_seconds=speed.itl_seconds / factor,
         tokens_per_second=speed.tokens_per_second * factor,
-        origin=f"{nearest.tokens_per_second:,.0f} tokens per second measured with {nearest.clients} clients of "
+        corrected_by=f"{nearest.tokens_per_second:,.0f} tokens per second measured with {nearest.clients} clients of "
         f"{nearest.isl} + {nearest.osl} tokens, {factor:.2f} times the estimate ({nearest.origin})",
     )
 

@@ -101,18 +101,13 @@ def resolve(engine: Engine, model: str, limits: Mapping[str, object]) -> dict[st
         raise BenchmarkError(f"{engine.name}: {engine.python} cannot run djl-trtllm: {why}; {advice}") from None
     if not found["served"]:
         raise BenchmarkError(f"{engine.name} ({engine.python}): {found['summary'][-1]}")
-    options: dict[str, Any] = found["options"]
-    return options
+    return dict(found["options"])
 
 
 def common_limits(resolved: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """The smallest value of each limit that differs between engines, of those that every engine has."""
     values = {name: [options[name]["value"] for options in resolved] for name in LIMITS}
-    return {
-        name: min(found)
-        for name, found in values.items()
-        if all(isinstance(value, int) for value in found) and len(set(found)) > 1
-    }
+    return {name: min(found) for name, found in values.items() if None not in found and len(set(found)) > 1}
 
 
 def differences(resolved: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -120,12 +115,9 @@ def differences(resolved: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     rows: dict[str, list[str]] = {}
     for name, first in resolved[0].items():
         options = [each[name] for each in resolved]
-        if name == "backend" or not any(each["set"] or each["value"] != first["value"] for each in options):
-            continue
-        cells = [_cell(each) for each in options]
-        if len(set(cells)) > 1:
-            rows[first["key"]] = cells
-    return rows
+        if name != "backend" and any(each["set"] or each["value"] != first["value"] for each in options):
+            rows[first["key"]] = [_cell(each) for each in options]
+    return {key: cells for key, cells in rows.items() if len(set(cells)) > 1}
 
 
 def _cell(option: Mapping[str, Any]) -> str:
@@ -179,14 +171,11 @@ def serving(engine: Engine, model: str, limits: Mapping[str, object], log: Path)
             raise BenchmarkError(f"{engine.name}: the server ended {when} (status {process.returncode}): {last}")
 
     try:
-        url = ""
-        while not url or _get(f"{url}/ping") is None:
+        while not (found := _LISTENING.search(log.read_text(errors="replace"))) or _get(f"{found[1]}/ping") is None:
             check("while it started")
             time.sleep(_POLL_SECONDS)
-            if not url and (found := _LISTENING.search(log.read_text(errors="replace"))):
-                url = found[1]
         try:
-            yield Server(process, url, time.monotonic() - began, gpus_before)
+            yield Server(process, found[1], time.monotonic() - began, gpus_before)
         finally:
             check("while it was measured")
     finally:

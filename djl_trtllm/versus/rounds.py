@@ -50,11 +50,8 @@ _OF_ROUND = {
     "$ per million tokens": "usd_per_million_tokens",
 }
 """Rows of the table for each round, with the names of their figures."""
-_CHARTS = {
-    "Throughput": ("output_tokens_per_second", "tokens per second"),
-    "Time to first token, median": ("ttft_seconds.p50", "seconds"),
-    "Inter-token latency, median": ("itl_seconds.p50", "seconds"),
-}
+_DRAWN = {"tok/s": "tokens per second", "TTFT p50": "seconds", "ITL p50": "seconds"}
+"""The rows that the picture has, with their units."""
 
 
 def round_of(
@@ -194,7 +191,7 @@ class Versus:
     def configuration(self) -> list[list[str]]:
         """Rows of the options that differ, with the value on each engine; the first row names the engines."""
         rows = [[key, *(shortened(cell, _LONGEST_VALUE) for cell in cells)] for key, cells in self.differing.items()]
-        return [["", *self.names], *rows] if rows else []
+        return [["Options that differ", *self.names], *rows] if rows else []
 
     def conclusion(self) -> Iterator[str]:
         """Yield sentences: which engine is ahead, which answers differ, what is not known, where the price is from."""
@@ -247,7 +244,8 @@ class Versus:
         clients = [float(load.concurrency or 0) for load in self.plan.loads]
         labels = [f"{each:g}" for each in clients]
         charts = []
-        for title, (path, unit) in _CHARTS.items():
+        for title, unit in _DRAWN.items():
+            path = _OF_LOAD[title]
             medians = [[each.spread(path, place).median for place in range(len(clients))] for each in self.engines]
             lines = [Line(n, [*zip(clients, m, strict=True)], labels) for n, m in zip(self.names, medians, strict=True)]
             charts.append(Chart(title, "clients", unit, lines, log="x"))
@@ -302,22 +300,17 @@ def _measure(found: Versus, measured: Measured, server: Server, number: int, say
         say(f"{name} answers the prompts of `quality`")
         prompts = read_prompts(DEFAULT_PROMPTS, _ANSWER_TOKENS, "the prompts of quality")
         try:
-            side = Served(name, target, None, found.plan.timeout)
-            measured.answers = side.answer(Asked(prompts, _ANSWER_TOKENS))
+            measured.answers = Served(name, target, None, found.plan.timeout).answer(Asked(prompts, _ANSWER_TOKENS))
         except BenchmarkError as error:
             measured.no_answers = str(error)
 
 
 def _resolve(found: Versus, say: Callable[[str], None]) -> None:
     """Find the limits that differ, which all engines get alike, and then the other options that differ."""
-
-    def resolved() -> list[dict[str, Any]]:
-        return [resolve(measured.engine, found.model, found.limits) for measured in found.engines]
-
-    options = resolved()
+    options = [resolve(measured.engine, found.model, {}) for measured in found.engines]
     found.limits = common_limits(options)
     if found.limits:
         set_for_all = ", ".join(f"option.{name}={value}" for name, value in found.limits.items())
         say(f"limits differ between the engines; all get the smallest: {set_for_all}")
-        options = resolved()
+        options = [resolve(measured.engine, found.model, found.limits) for measured in found.engines]
     found.differing = differences(options)

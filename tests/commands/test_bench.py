@@ -138,7 +138,7 @@ def test_a_bench_records_a_point_for_each_number_of_clients(tmp_path: Path, monk
     same = {(point.engine, point.version, point.gpu, point.gpus, point.precision) for point in points}
     assert same == {("vllm", "0.26.0", "H100", 2, "bfloat16, kv fp8")}
     assert {point.model for point in points} == {fingerprint(CheckpointSizes.from_config(llama()))}
-    assert all(point.tokens_per_second > 0 and point.ttft_p50 and point.ttft_p99 for point in points)
+    assert all(point.tokens_per_second > 0 and point.ttft_p50 for point in points)
     assert "secret" not in (tmp_path / "cache" / FILE_NAME).read_text()
     assert str(tmp_path / "cache" / FILE_NAME) in result.stderr
     assert result.stdout.startswith("clients")

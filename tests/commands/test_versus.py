@@ -101,22 +101,16 @@ def test_flags_are_the_plan_of_the_comparison(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(rounds, "compare", lambda found, count, say: given.append((found, count)))
     (tmp_path / "load.jsonl").write_text('{"prompt": "a"}\n')
     run()
-    words = "--clients 2,3 --rounds 5 --duration 7 --warmup 1 --api chat --prompt-tokens 9 --output-tokens 4"
-    run(*words.split(), "--timeout", "8", "--instance", "g6.xlarge", "--load", str(tmp_path / "load.jsonl"))
+    words = "--clients 2,3 --rounds 5 --duration 7 --warmup 1 --prompt-tokens 9 --output-tokens 4"
+    run(*words.split(), "--instance", "g6.xlarge", "--load", str(tmp_path / "load.jsonl"))
     (plain, three), (full, five) = given
     assert (three, five) == (3, 5)
     assert (plain.model, plain.names, plain.instance) == ("model", ["vllm", "openvino"], None)
     assert full.instance is not None and full.instance.name == "g6.xlarge"
     loads = [[(load.concurrency, load.duration, load.warmup) for load in each.plan.loads] for each in (plain, full)]
     assert loads == [[(count, 10.0, 2.0) for count in (1, 4, 16, 64)], [(count, 7.0, 1.0) for count in (2, 3)]]
-    plans = [
-        (plan.api, plan.dataset, plan.prompt_tokens, plan.output_tokens, plan.timeout)
-        for plan in (plain.plan, full.plan)
-    ]
-    assert plans == [
-        ("completions", "synthetic", 128, 128, 600.0),
-        ("chat", str(tmp_path / "load.jsonl"), 9, 4, 8.0),
-    ]
+    plans = [(plan.api, plan.dataset, plan.prompt_tokens, plan.output_tokens) for plan in (plain.plan, full.plan)]
+    assert plans == [("completions", "synthetic", 128, 128), ("completions", str(tmp_path / "load.jsonl"), 9, 4)]
 
 
 def test_json_is_all_of_standard_output_and_warnings_are_beside_it(found: rounds.Versus) -> None:

@@ -90,7 +90,7 @@ def test_more_clients_get_more_together_and_less_each(config: dict[str, Any], en
     found = [speed(replace(LOAD, clients=clients), config=config, engine=engine) for clients in (1, 4, 16, 64, 256)]
     assert sorted(one.tokens_per_second for one in found) == [one.tokens_per_second for one in found]
     assert sorted((one.per_stream for one in found), reverse=True) == [one.per_stream for one in found]
-    assert sorted(one.ttft for one in found) == [one.ttft for one in found]
+    assert sorted(one.ttft_seconds for one in found) == [one.ttft_seconds for one in found]
 
 
 @pytest.mark.parametrize("name", ["bandwidth", "link", "bf16", "fp8"])
@@ -126,30 +126,31 @@ def test_less_to_read_or_to_multiply_is_faster(faster: dict[str, Any], slower: d
 
 def test_weights_in_four_bits_are_read_faster_and_multiplied_in_sixteen() -> None:
     prompts = Load(4000, 1, 100)
-    assert speed(Load(10, 100), quantization="awq").itl < 0.6 * speed(Load(10, 100)).itl
-    assert speed(prompts, quantization="awq").ttft == pytest.approx(speed(prompts).ttft, rel=0.02)
+    assert speed(Load(10, 100), quantization="awq").itl_seconds < 0.6 * speed(Load(10, 100)).itl_seconds
+    assert speed(prompts, quantization="awq").ttft_seconds == pytest.approx(speed(prompts).ttft_seconds, rel=0.02)
 
 
 def test_a_gpu_without_fp8_reads_less_but_multiplies_in_sixteen_bits() -> None:
     prompts = Load(4000, 1, 1)
     for gpu, gains in (("A100", False), ("L40S", True)):
         name = "A100-80GB" if gpu == "A100" else gpu
-        gain = speed(prompts, gpu=name).ttft / speed(prompts, gpu=name, quantization="fp8").ttft
+        gain = speed(prompts, gpu=name).ttft_seconds / speed(prompts, gpu=name, quantization="fp8").ttft_seconds
         assert (gain > 1.3) is gains, gpu
 
 
 def test_the_times_of_a_request_add_up_to_its_share_of_the_tokens() -> None:
     found = speed()
-    lasts = found.ttft + (LOAD.osl - 1) * found.itl
+    lasts = found.ttft_seconds + (LOAD.osl - 1) * found.itl_seconds
     assert found.tokens_per_second == pytest.approx(LOAD.clients * LOAD.osl / lasts)
-    assert found.ttft < found.ttft_of_burst
+    assert found.ttft_seconds < found.ttft_of_burst_seconds
     assert usd_per_million(3.6, found.tokens_per_second) == pytest.approx(1000 / found.tokens_per_second)
 
 
 def test_clients_without_room_wait_and_add_nothing() -> None:
     some, all_ = speed(room=16), speed(replace(LOAD, clients=16))
     assert (some.running, some.tokens_per_second) == (16, all_.tokens_per_second)
-    assert some.ttft - all_.ttft == pytest.approx(3 * (all_.ttft + (LOAD.osl - 1) * all_.itl))
+    wave = all_.ttft_seconds + (LOAD.osl - 1) * all_.itl_seconds
+    assert some.ttft_seconds - all_.ttft_seconds == pytest.approx(3 * wave)
     with pytest.raises(SizingError, match="no sequence of 2000 tokens fits"):
         speed(room=0)
 
@@ -158,18 +159,18 @@ def test_clients_without_room_wait_and_add_nothing() -> None:
 def test_published_times_to_the_first_token_are_predicted(clients: int, seconds: float) -> None:
     """NVIDIA NIM 1.8, Llama 3.3 70B in fp8 on two H100: first tokens of the rows in tools/sizing/speeds.toml."""
     of: dict[str, Any] = {"quantization": "fp8", "tensor_parallel": 2, "config": llama(**BIG)}
-    assert speed(Load(5000, 500, clients), **of).ttft == pytest.approx(seconds, rel=0.15)
+    assert speed(Load(5000, 500, clients), **of).ttft_seconds == pytest.approx(seconds, rel=0.15)
 
 
 def test_a_single_client_has_no_neighbours_to_wait_for() -> None:
     alone = speed(replace(LOAD, clients=1))
-    assert alone.ttft == alone.ttft_of_burst
+    assert alone.ttft_seconds == alone.ttft_of_burst_seconds
 
 
 def test_the_last_of_a_burst_waits_for_whole_waves() -> None:
     fitting = speed(replace(LOAD, clients=48))
-    wave = fitting.ttft + (LOAD.osl - 1) * fitting.itl
-    assert speed(room=48).ttft_of_burst == pytest.approx(fitting.ttft_of_burst + wave)
+    wave = fitting.ttft_seconds + (LOAD.osl - 1) * fitting.itl_seconds
+    assert speed(room=48).ttft_of_burst_seconds == pytest.approx(fitting.ttft_of_burst_seconds + wave)
 
 
 def test_what_the_largest_part_of_the_time_goes_to_is_named() -> None:
@@ -187,7 +188,7 @@ def test_what_the_largest_part_of_the_time_goes_to_is_named() -> None:
 
 def test_attention_in_a_prompt_looks_back_as_far_as_the_window() -> None:
     def first(window: int) -> float:
-        return speed(Load(8000, 1, 1), config=gemma3(sliding_window=window)).ttft
+        return speed(Load(8000, 1, 1), config=gemma3(sliding_window=window)).ttft_seconds
 
     assert first(8000) == pytest.approx(first(100_000), rel=1e-4)
     quarter = (first(8000) - first(4000)) / (first(8000) - first(1))
@@ -196,12 +197,12 @@ def test_attention_in_a_prompt_looks_back_as_far_as_the_window() -> None:
 
 def test_a_head_that_is_the_embedding_is_read_as_one_that_is_not() -> None:
     tied = speed(config=llama(tie_word_embeddings=True))
-    assert tied.itl == pytest.approx(speed().itl)
+    assert tied.itl_seconds == pytest.approx(speed().itl_seconds)
 
 
 def test_one_output_token_has_no_interval() -> None:
     found = speed(Load(100, 1, 4))
-    assert (found.itl, found.per_stream) == (0.0, float("inf"))
+    assert (found.itl_seconds, found.per_stream) == (0.0, float("inf"))
 
 
 # -- measured points --
@@ -217,10 +218,10 @@ def test_the_nearest_point_corrects_the_prediction_and_is_named() -> None:
     far = msgspec.structs.replace(MEASURED, clients=200, tokens_per_second=1.0)
     found = _corrected(far, MEASURED, msgspec.structs.replace(MEASURED, version="0", tokens_per_second=9.0))
     assert found.tokens_per_second == pytest.approx(5000)
-    assert found.itl * found.tokens_per_second == pytest.approx(speed().itl * speed().tokens_per_second)
-    assert found.origin is not None
-    assert "64 clients of 1000 + 1000 tokens" in found.origin
-    assert "bench, 2026-11-27" in found.origin
+    assert found.itl_seconds * found.tokens_per_second == pytest.approx(speed().itl_seconds * speed().tokens_per_second)
+    assert found.corrected_by is not None
+    assert "64 clients of 1000 + 1000 tokens" in found.corrected_by
+    assert "bench, 2026-11-27" in found.corrected_by
 
 
 def test_another_load_is_corrected_by_the_same_factor() -> None:
@@ -231,7 +232,7 @@ def test_another_load_is_corrected_by_the_same_factor() -> None:
 
 def test_a_measured_time_to_the_first_token_corrects_that() -> None:
     found = _corrected(msgspec.structs.replace(MEASURED, ttft_p50=0.5))
-    assert found.ttft == pytest.approx(0.5)
+    assert found.ttft_seconds == pytest.approx(0.5)
     assert found.tokens_per_second == pytest.approx(5000)
 
 
@@ -239,7 +240,7 @@ def test_a_point_counts_as_it_was_measured_though_less_fits_here() -> None:
     factor = 5000 / speed().tokens_per_second
     found = corrected(roofline(), LOAD, 32, [MEASURED])
     assert found.tokens_per_second == pytest.approx(factor * speed(room=32).tokens_per_second)
-    assert found.ttft_of_burst / speed(room=32).ttft_of_burst == pytest.approx(1 / factor)
+    assert found.ttft_of_burst_seconds / speed(room=32).ttft_of_burst_seconds == pytest.approx(1 / factor)
 
 
 @by_rows("name", ["clients", "isl", "osl"])
@@ -276,7 +277,6 @@ WRITTEN = Point(
     clients=256,
     tokens_per_second=18681.0,
     ttft_p50=0.461,
-    itl=0.0129,
     command="djl-trtllm bench",
     date="2026-11-26",
 )
@@ -289,21 +289,24 @@ def _with(**values: object) -> Point:
 def test_points_are_read_as_they_were_written(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there"
     assert read_points(folder) == []
-    path = write_point(folder, WRITTEN)
+    write_point(folder, WRITTEN)
     write_point(folder, _with(clients=64, tokens_per_second=9000.5))
-    assert path == folder / FILE_NAME
+    assert [path.name for path in folder.iterdir()] == [FILE_NAME]
     assert read_points(folder) == [_with(clients=64, tokens_per_second=9000.5), WRITTEN]
 
 
-def test_the_same_load_measured_again_replaces_the_earlier_point(tmp_path: Path) -> None:
+def test_of_a_load_that_was_measured_again_the_last_point_counts(tmp_path: Path) -> None:
     again = _with(tokens_per_second=1.0, date="2026-11-27", command="again", ttft_p50=None)
     for point in (WRITTEN, _with(version="0.27.0"), again):
         write_point(tmp_path, point)
-    assert read_points(tmp_path) == [again, _with(version="0.27.0")], "a newer version comes before an older one"
+    load = Load(WRITTEN.isl, WRITTEN.osl, WRITTEN.clients)
+    found = corrected(roofline(), load, load.clients, read_points(tmp_path))
+    assert found.tokens_per_second == pytest.approx(1.0)
 
 
 def test_a_user_may_edit_the_file(tmp_path: Path) -> None:
-    path = write_point(tmp_path, WRITTEN)
+    write_point(tmp_path, WRITTEN)
+    path = tmp_path / FILE_NAME
     path.write_bytes(b"\n\n" + path.read_bytes().replace(b"18681.0", b"5.5").strip())
     write_point(tmp_path, _with(clients=64))
     assert read_points(tmp_path) == [_with(clients=64), _with(tokens_per_second=5.5)]
@@ -328,7 +331,7 @@ def test_writers_at_the_same_moment_lose_no_point(tmp_path: Path) -> None:
         {"gpu": ""},
         {"name": "m" * 301},
         {"date": "yesterday"},
-        {"itl": -1.0},
+        {"ttft_p50": -1.0},
     ],
 )
 def test_a_point_out_of_bounds_is_refused_and_the_file_stays(tmp_path: Path, values: dict[str, object]) -> None:
