@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,17 @@ ASKED = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 CHAT = {**ASKED, "tools": [{"type": "function", "function": FUNCTION}]}
 
 
+@pytest.fixture
+def new_objects() -> Iterator[Callable[[], list[Any]]]:
+    """The objects that came during the test. The garbage of other tests is collected before: it may be processes."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # the server's seldom collects what has lived as long as a stream
+    yield gc.get_objects
+    gc.enable()
+    gc.unfreeze()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @by_rows(
     ("path", "body", "options"),
@@ -219,18 +231,11 @@ CHAT = {**ASKED, "tools": [{"type": "function", "function": FUNCTION}]}
     ],
 )
 def test_the_memory_of_a_response_is_free_at_its_end(
-    path: str, body: dict[str, Any], options: dict[str, Any], stream: bool
+    path: str, body: dict[str, Any], options: dict[str, Any], stream: bool, new_objects: Callable[[], list[Any]]
 ) -> None:
     row = {"path": path, "body": {**body, "stream": stream}, "options": options, "template": TOOL_TEMPLATE}
-    gc.collect()
-    gc.freeze()
-    gc.disable()  # the server's seldom collects what has lived as long as a stream
-    try:
-        assert made_of({**row, "respond": True})["response"]
-        assert [each for each in gc.get_objects() if isinstance(each, (ResponseEncoder, OutputParser))] == []
-    finally:
-        gc.enable()
-        gc.unfreeze()
+    assert made_of({**row, "respond": True})["response"]
+    assert [each for each in new_objects() if isinstance(each, (ResponseEncoder, OutputParser))] == []
 
 
 def nested(levels: int) -> dict[str, Any]:

@@ -80,7 +80,7 @@ HOSTILE = {
     "200 images": ([image_part(data_url(encoded()))] * 200, "200 images"),
     "20,000 x 20,000": ([image_part(data_url(png(20_000, 20_000, chunk(b"IDAT", b""))))], "pixels"),
     "a bomb": ([image_part(data_url(text_bomb(8_000_000)))], "damaged"),
-    "SVG": ([image_part("data:image/svg+xml;base64,PHN2Zy8+")], "no file of"),
+    "SVG": ([image_part("data:image/svg+xml;base64,PHN2Zy8+")], "expected a file of PNG"),
     "cut": ([image_part(data_url(encoded()[:-200]))], "damaged"),
 }
 
