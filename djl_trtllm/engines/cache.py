@@ -498,8 +498,9 @@ class EngineCache:
         the cache cannot be written.
         """
         destination = destination.rstrip("/")
-        readable = re.sub(r"\W", "_", destination.rpartition("/")[2])[:_LONGEST_NAME]
-        name = f"{readable}-{hashlib.sha256(destination.encode()).hexdigest()[:16]}"
+        readable = re.sub(r"\W", "_", destination.rpartition("/")[2], flags=re.ASCII)[:_LONGEST_NAME]
+        # An argument may have bytes that are not UTF-8.
+        name = f"{readable}-{hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]}"
         engine = self.root / _OUTGOING / name
         with self._lock(f"{_OUTGOING}/.{name}", progress):
             yield engine

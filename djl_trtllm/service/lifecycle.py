@@ -497,6 +497,8 @@ class ServedModel:
 
     def pick(self, preferred: object = None) -> ModelService:
         """The worker for the next request: `preferred` if that is ready, else the ready one with the least to do."""
+        if len(self.workers) == 1:  # as usual, and each request asks
+            return self.workers[0]
         for worker in self.workers:
             if worker is preferred and worker.state is State.READY:
                 return worker
@@ -505,6 +507,8 @@ class ServedModel:
     @property
     def state(self) -> State:
         """The best state among the workers; FAILED as long as one has failed."""
+        if len(self.workers) == 1:
+            return self.workers[0].state
         states = {worker.state for worker in self.workers}
         return State.FAILED if State.FAILED in states else min(states, key=_BEST_FIRST.index)
 

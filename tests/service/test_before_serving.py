@@ -123,7 +123,9 @@ def test_an_engine_for_elsewhere_is_uploaded_with_its_manifest_last(
     assert [path.name for path in local.parent.iterdir()] == [f".{local.name}.lock"]
 
 
-@pytest.mark.parametrize("other", ["s3://b/story", "s3://a/b/story", "hf://a/story"])
+@pytest.mark.parametrize(
+    "other", ["s3://b/story", "s3://a/b/story", "hf://a/story", "s3://a/\udce9", f"s3://a/{'字' * 99}"]
+)
 def test_an_engine_that_cannot_be_uploaded_is_kept_for_its_own_address(
     work: Work, checkpoint: Path, tmp_path: Path, other: str
 ) -> None:
