@@ -403,7 +403,7 @@ class Running:
 def shown(values: list[float], unit: float = 1.0, digits: int = 0) -> str:
     """Median, and the lowest and highest in brackets."""
     middle, low, high = (unit * each for each in (statistics.median(values), min(values), max(values)))
-    return f"{middle:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})" if middle else ""
+    return f"{middle:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})" if middle > 0 else ""
 
 
 def print_table(title: str, found: dict[str, list[Round]]) -> None:

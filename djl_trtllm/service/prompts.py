@@ -1,14 +1,14 @@
 """Makes the token ids of a request's prompt, beside the event loop and with a bound on the work.
 
 A text that cannot fit is refused by its length in characters, before it is tokenised. Of the others, short ones are
-tokenised on the event loop, long ones in worker threads (`WORKERS`) by calls that let go of the GIL, and conversations
-are rendered in a process of their own (`ChatRenderer`). The request has been admitted before, so that all this waiting
-counts as waiting in its queue.
+tokenised on the event loop, those of a crowd and long ones in worker threads by calls that let go of the GIL, and
+conversations are rendered in a process of their own (`ChatRenderer`). The request has been admitted before, so that all
+this waiting counts as waiting in its queue.
 """
 
 import asyncio
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,12 +22,16 @@ from djl_trtllm.request import GenerationRequest, Image, Token
 from djl_trtllm.service.images import read_images
 from djl_trtllm.service.model import Model
 from djl_trtllm.service.rendering import ChatRenderer
-from djl_trtllm.service.work import WORKERS
+from djl_trtllm.service.work import WORKERS, WorkerThreads
 
 T = TypeVar("T")
 
 _INLINE_CHARACTERS = 2048
 """Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
+_INLINE_TEXTS = 4
+"""The texts that are tokenised on the event loop in one of its turns; the others of the turn are a crowd."""
+_CROWDS = WorkerThreads()
+"""The threads for crowds. A long text in one of `WORKERS` may take seconds, for which a short one must not wait."""
 _REQUEST_CHARACTERS = 64
 """The number of characters whose tokenising takes as long as a request for a vector, beside its own text."""
 _INLINE_TOKENS = 256
@@ -46,11 +50,67 @@ class ReadPrompt(msgspec.Struct, frozen=True):
     images: tuple[Image, ...] = ()
 
 
+class ShortTexts:
+    """Tokenises short texts: the first of each turn of the event loop on it, the others of the turn in a thread.
+
+    These are tokenised by one call. A thread that comes back from a call waits for the GIL, which beside a busy event
+    loop takes longer than tokenising a short text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._taken = 0
+        """The texts of this turn."""
+        self._crowd: list[tuple[str, bool, asyncio.Future[list[int]]]] = []
+
+    async def encode(self, text: str, special: bool) -> list[int]:
+        """The ids of a text; `special` adds the model's special tokens. Raises InvalidRequestError."""
+        loop = asyncio.get_running_loop()
+        if not self._taken:
+            loop.call_soon(self._end_turn)
+        self._taken += 1
+        if self._taken <= _INLINE_TEXTS:
+            return self._tokenizer.encode(text, special)
+        ids: asyncio.Future[list[int]] = loop.create_future()
+        self._crowd.append((text, special, ids))
+        return await ids
+
+    def _end_turn(self) -> None:
+        self._taken = 0
+        crowd, self._crowd = self._crowd, []
+        for special in (False, True):
+            if chosen := [(text, ids) for text, added, ids in crowd if added is special]:
+                texts, futures = zip(*chosen, strict=True)
+                try:
+                    work = _CROWDS.submit(self._tokenizer.encode_all, texts, special)
+                except (RuntimeError, MemoryError) as error:  # no thread runs, and none can be started
+                    _share(futures, [error] * len(futures))
+                else:
+                    asyncio.wrap_future(work).add_done_callback(partial(_share_result, futures))
+
+
+def _share_result(
+    futures: Iterable[asyncio.Future[list[int]]], done: asyncio.Future[list[list[int] | Exception]]
+) -> None:
+    _share(futures, done.result())
+
+
+def _share(futures: Iterable[asyncio.Future[list[int]]], results: Iterable[list[int] | Exception]) -> None:
+    for future, result in zip(futures, results, strict=True):
+        if future.done():  # its client has left
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+
 class PromptReader:
     """Reads the prompts of one model's requests. All methods run on the event loop."""
 
     def __init__(self, model: Model, statistics: Statistics) -> None:
         self._tokenizer: Tokenizer = model.tokenizer
+        self._short_texts = ShortTexts(model.tokenizer)
         self._max_input_len = model.limits.max_input_len
         self._vision = model.vision
         self._refused = statistics.refused_images
@@ -94,7 +154,7 @@ class PromptReader:
             if len(text) > 2 * kept:
                 text = text[-kept:]
         if len(text) <= _INLINE_CHARACTERS:
-            return text, self._tokenizer.encode(text, special)
+            return text, await self._short_texts.encode(text, special)
         encode = partial(self._tokenizer.encode, text, special, most)
         return text, await self.in_time(WORKERS.run(encode))
 

@@ -350,6 +350,58 @@ async def test_only_long_texts_are_worth_a_thread(tokenizer: Tokenizer, monkeypa
         assert len(asked) == 2 * threads
 
 
+@in_real_time
+async def test_short_texts_of_a_crowd_are_tokenised_together_beside_the_event_loop(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[bool, int]] = []
+    here = threading.get_ident()
+
+    class Noting(Lengths):
+        def encode_batch_fast(self, texts: list[str], **more: Any) -> Any:
+            calls.append((threading.get_ident() == here, len(texts)))
+            return super().encode_batch_fast(texts, **more)
+
+    texts = [f"the wolf {number}" for number in range(12)]
+    expected = [tokenizer.encode(text, number % 3 > 0) for number, text in enumerate(texts)]
+    monkeypatch.setattr(tokenizer, "raw", Noting(tokenizer))
+    prompts = reader(tokenizer)
+    reading = [
+        asyncio.ensure_future(prompts.read(text, None, special=number % 3 > 0)) for number, text in enumerate(texts)
+    ]
+    assert [ids for _, ids in await asyncio.gather(*reading)] == expected
+    assert calls[:4] == [(True, 1)] * 4 and sorted(calls[4:]) == [(False, 2), (False, 6)]
+    del calls[:]
+    assert (await prompts.read(texts[0], None, special=False))[1] == expected[0]
+    assert calls == [(True, 1)], "in another turn the first text is alone again"
+
+
+@in_real_time
+async def test_a_text_that_cannot_be_tokenised_or_whose_client_leaves_costs_no_other_of_the_crowd(
+    tokenizer: Tokenizer,
+) -> None:
+    prompts = reader(tokenizer)
+    texts = [*("wolf",) * 4, "a", "\ud800", "b", "c"]
+    reading = [asyncio.ensure_future(prompts.read(text, None, special=True)) for text in texts]
+    await asyncio.sleep(0)
+    reading[6].cancel()
+    found = await asyncio.gather(*reading, return_exceptions=True)
+    assert [isinstance(each, InvalidRequestError) for each in found] == [at == 5 for at in range(8)]
+    assert isinstance(found[6], asyncio.CancelledError)
+    assert [found[at] for at in (4, 7)] == [(text, tokenizer.encode(text)) for text in "ac"]
+
+
+async def test_a_crowd_without_a_thread_is_told_so(tokenizer: Tokenizer) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    prompts = reader(tokenizer)
+    with mock.patch.object(WorkerThreads, "submit", fail):
+        reading = [prompts.read("wolf", None, special=True) for _ in range(6)]
+        found = await asyncio.gather(*reading, return_exceptions=True)
+    assert [isinstance(each, RuntimeError) for each in found] == [False] * 4 + [True] * 2
+
+
 async def test_before_a_truncated_prompt_some_text_is_kept(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
