@@ -180,6 +180,19 @@ def _as_object(arguments: Any) -> Any:
     return arguments or {}
 
 
+def source_of(value: str, directory: Path, setting: str) -> str:
+    """The chat template that `option.chat_template` means: Jinja text, or a file, in `directory` if it is relative.
+
+    A value with a brace or a line break is a text (vLLM's rule), in which `\\n` is a line break. `setting` is the
+    option as the error shows it. Raises TokenizerError.
+    """
+    if any(each in value for each in "{}\n"):
+        return value.replace("\\n", "\n")
+    if not (file := directory / value).is_file():
+        raise TokenizerError(f"{setting}: there is no file {file}; expected a file, or a template in Jinja")
+    return _text_of(file)
+
+
 def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Template sources of a model directory by name; empty if it has none.
 

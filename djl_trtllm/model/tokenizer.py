@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,9 @@ def require_tokenizer(layout: Layout) -> None:
         raise tokenizer_formats.missing(layout.path)
 
 
-def load_fitting_tokenizer(layout: Layout, *, trust_remote_code: bool) -> Tokenizer | None:
+def load_fitting_tokenizer(
+    layout: Layout, *, trust_remote_code: bool, template: Callable[[], str] | None = None
+) -> Tokenizer | None:
     """The tokenizer beside the model, if it fits; None if it is known only with the engine.
 
     Raises TokenizerError: there is none, it cannot be loaded, or it is that of another model.
@@ -42,7 +44,7 @@ def load_fitting_tokenizer(layout: Layout, *, trust_remote_code: bool) -> Tokeni
     require_tokenizer(layout)
     if layout.tokenizer_dir is None:
         return None
-    tokenizer = load_tokenizer(layout.tokenizer_dir, trust_remote_code=trust_remote_code)
+    tokenizer = load_tokenizer(layout.tokenizer_dir, trust_remote_code=trust_remote_code, template=template)
     check_vocabulary(tokenizer, layout)
     return tokenizer
 
@@ -354,12 +356,15 @@ def _require_few(tokens: int, most: int | None, about: str = "") -> None:
         )
 
 
-def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+def load_tokenizer(
+    path: Path, *, trust_remote_code: bool = False, template: Callable[[], str] | None = None
+) -> Tokenizer:
     """Load the tokenizer of the model directory `path`.
 
     Reads `tokenizer.json`, or else `tokenizer.model` (SentencePiece) or Qwen 1's `qwen.tiktoken`. transformers first
     converts vocabulary and other tiktoken files, which takes some seconds; with `trust_remote_code` that conversion
-    may run the model's own Python code. Raises `TokenizerError`.
+    may run the model's own Python code. `template` returns the chat template that replaces the model's. Raises
+    `TokenizerError`.
     """
     if not path.is_dir():
         raise TokenizerError(f"no tokenizer at {path}: not a directory")
@@ -385,7 +390,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
         raw,
         special_tokens=tokens,
         end_ids=_ids(model_configs, "eos_token_id"),
-        templates=chat_template.read_sources(path, config),
+        templates=chat_template.read_sources(path, config) if template is None else {chat_template.DEFAULT: template()},
         origin=path,
     )
 

@@ -35,6 +35,7 @@ from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, inspect_config, load_tokenizer, open_model
 from djl_trtllm.model.adapter import AdapterLimits
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
+from djl_trtllm.model.chat_template import source_of
 from djl_trtllm.model.pooling import check_case
 from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destination, upload
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
@@ -292,7 +293,8 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     handle_requirements(source.directory, options.install_requirements)
     log_line = partial(logger.info, "%s")
     trusting = options.trust_remote_code
-    fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
+    template = _template(source)
+    fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting, template=template))
     prepared = partial(prepare_engine, before_compiling=fitting, check=_checked_by(calls))
     engine = prepared(config, layout, log_line, plan=engine_plan)
     planned, engine_plan = engine_plan, calls(engine_plan.at, engine)
@@ -328,7 +330,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
 
     of_engine = None
     if layout.tokenizer_dir is None:
-        of_engine = cache(calls.later(load_tokenizer, engine, trust_remote_code=trusting))
+        of_engine = cache(calls.later(load_tokenizer, engine, trust_remote_code=trusting, template=template))
 
     @cache
     def texts() -> Texts:
@@ -387,6 +389,14 @@ def tokenizer_files(source: ModelSource) -> Path | None:
     revision = source.config.options.tokenizer_revision
     setting = _setting(source.config, "tokenizer")
     return _found(source, setting, tokenizer, revision, tokenizer_only=not source.config_only)
+
+
+def _template(source: ModelSource) -> Callable[[], str] | None:
+    """What reads the chat template that `option.chat_template` names; None without it."""
+    value = source.config.options.chat_template
+    if value is None:
+        return None
+    return partial(source_of, value, source.directory, _setting(source.config, "chat_template"))
 
 
 def draft_files(source: ModelSource) -> Path | None:
@@ -625,7 +635,7 @@ def _planned(source: ModelSource, machine: _Machine, *, offline: bool = False) -
         config, layout, engine_plan = plan(source, machine.hardware, under_djl=_under_djl(config))
         # Where it is read in a moment and without code of the model, a tokenizer is refused as `serve` does it.
         if layout.tokenizer_dir is not None and (layout.tokenizer_dir / "tokenizer.json").exists():
-            load_fitting_tokenizer(layout, trust_remote_code=False)
+            load_fitting_tokenizer(layout, trust_remote_code=False, template=_template(source))
     except NotDescribedError as error:
         return Preview(config, machine.hardware, remarks=(f"not planned: {error}",), offline=offline)
     except DjlTrtllmError as error:

@@ -379,6 +379,39 @@ def test_a_tokenizer_that_only_the_engine_names_is_loaded_and_checked(
         prepare(open_source(checkpoint, OPENVINO)).texts()
 
 
+@pytest.mark.parametrize("bundled", [False, True])
+def test_conversations_are_rendered_by_the_template_that_is_named(
+    compiled: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, bundled: bool
+) -> None:
+    """LMI passes the option on to vLLM's chat service, which takes a file or a text and replaces all templates."""
+    if bundled:  # then the tokenizer is read from the engine
+        shutil.copy(checkpoint / "tokenizer.json", compiled)
+        inside = replace(inspect(checkpoint), tokenizer_dir=None, bundled_engine=compiled)
+        monkeypatch.setattr(model, "inspect", lambda files: inside)
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("of tools")
+    (checkpoint / "other.jinja").write_text("<{{ messages[0]['content'] }}>\n")
+    messages = [{"role": "user", "content": "a wolf"}]
+    rows = [
+        ("other.jinja", "<a wolf>"),
+        (str(checkpoint / "other.jinja"), "<a wolf>"),
+        ("first\\nthen {{ messages[0]['content'] }}", "first\nthen a wolf"),
+    ]
+    for value, prompt in rows:
+        texts = prepare(open_source(checkpoint, {**OPENVINO, "OPTION_CHAT_TEMPLATE": value})).texts()
+        assert texts.tokenizer.render_chat(messages) == texts.tokenizer.render_chat(messages, tools=[{}]) == prompt
+
+
+def test_a_chat_template_that_is_no_file_is_refused_before_a_compilation(
+    compiled: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, model.__name__)
+    told = rf"option\.chat_template=other\.jinja \(.*OPTION_CHAT_TEMPLATE\): there is no file {checkpoint}/other\.jinja"
+    with pytest.raises(TokenizerError, match=told):
+        prepare(open_source(checkpoint, {**OPENVINO, "OPTION_CHAT_TEMPLATE": "other.jinja"}))
+    assert "compiling" not in caplog.text
+
+
 def test_nothing_is_compiled_for_a_model_whose_tokenizer_cannot_be_loaded(
     compiled: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -423,7 +456,7 @@ def test_requirements_are_installed_where_the_operator_allows_it(
 def test_code_of_a_tokenizer_runs_where_the_operator_trusts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trusted: list[bool] = []
 
-    def noting(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    def noting(path: Path, *, trust_remote_code: bool, template: object) -> Tokenizer:
         trusted.append(trust_remote_code)
         return load_tokenizer(path)
 

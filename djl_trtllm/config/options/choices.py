@@ -206,6 +206,7 @@ class OptionTypes:
     rolling_batch: str
     entry_point: str | None
     tokenizer: str | None
+    chat_template: str | None
     tokenizer_revision: str | None
     hf_access_token: str | None
     load_format: LoadFormat
