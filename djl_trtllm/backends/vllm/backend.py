@@ -204,7 +204,7 @@ class VllmPlan(CheckpointPlan):
 class VllmPoolingPlan(CheckpointPlan):
     """The plan of a model that embeds or scores."""
 
-    executor = "djl_trtllm.backends.vllm.pooling_executor:VllmPoolingExecutor"
+    executor = "djl_trtllm.backends.vllm.executor:VllmPoolingExecutor"
 
     def executor_options(self) -> dict[str, Any]:
         return super().executor_options() | self.pooling_options(self.arguments["max_num_batched_tokens"])
