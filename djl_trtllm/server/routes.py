@@ -40,8 +40,7 @@ from djl_trtllm.server.exchange import (
     raw_request,
     read_request,
 )
-from djl_trtllm.server.management import MODELS, AdapterRoutes, ModelRoutes
-from djl_trtllm.server.management import PATHS as ADAPTER_PATHS
+from djl_trtllm.server.management import MODELS, PATHS as ADAPTER_PATHS, AdapterRoutes, ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
 from djl_trtllm.server.websocket import PATH as WEBSOCKET

@@ -20,9 +20,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import chat, content
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import chat, content, parameters as kinds, sampling as shared
 from djl_trtllm.api.base import (
     Call,
     ModelContext,

@@ -23,9 +23,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import chat, content
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import chat, content, parameters as kinds, sampling as shared
 from djl_trtllm.api.base import Call, ModelContext, ModelStatus, RawRequest, Reply, dump_line, read_json
 from djl_trtllm.api.chat import Parsing, as_opaque
 from djl_trtllm.api.families import OpenAiLike, error_object

@@ -12,8 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from djl_trtllm import errors
-from djl_trtllm.api import base, texts
-from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import base, parameters as kinds, texts
 from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.families import HuggingFaceLike, hugging_face_error
 from djl_trtllm.api.openapi import read_operations

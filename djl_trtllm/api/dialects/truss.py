@@ -13,8 +13,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api import base
-from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import base, parameters as kinds
 from djl_trtllm.api.content import MESSAGES, read_texts
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, check_text, read_object, read_words

@@ -232,8 +232,7 @@ class VllmExecutor(GatedExecutor):
     ) -> None:
         super().__init__()
         engine, self.check = load_engine(arguments, environment)
-        from vllm import SamplingParams
-        from vllm import exceptions as vllm_exceptions
+        from vllm import SamplingParams, exceptions as vllm_exceptions
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import StructuredOutputsParams
         from vllm.v1.engine.exceptions import EngineDeadError

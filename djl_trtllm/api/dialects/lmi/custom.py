@@ -28,8 +28,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, ModelContext, Prompt, RawRequest, ResponseEncoder
-from djl_trtllm.api.dialects.lmi import dialect as lmi
-from djl_trtllm.api.dialects.lmi import djl_python_shim
+from djl_trtllm.api.dialects.lmi import dialect as lmi, djl_python_shim
 from djl_trtllm.api.parameters import show
 from djl_trtllm.errors import GenerationError, InvalidRequestError, ModelError, RequestError
 from djl_trtllm.request import FINISH_WORDS, FinishReason, OutputChunk, SequenceResult, Token

@@ -30,9 +30,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import base, texts
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import base, parameters as kinds, sampling as shared, texts
 from djl_trtllm.api.base import read_json
 from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events

@@ -16,9 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import content
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import content, parameters as kinds, sampling as shared
 from djl_trtllm.api.base import (
     Call,
     ModelContext,
