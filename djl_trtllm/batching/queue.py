@@ -12,8 +12,6 @@ clients without a running one may start before it. One that would fit if less of
 delays nobody. Of `_TURNS` sequences that start one is the oldest, whatever its client was given.
 """
 
-from __future__ import annotations
-
 import contextlib
 import heapq
 import time
@@ -159,7 +157,7 @@ class Places:
             return False
         return not available or self.blocks + blocks <= available
 
-    def has_room(self, slot: Slot, *, crowded: bool) -> bool:
+    def has_room(self, slot: "Slot", *, crowded: bool) -> bool:
         """Whether a sequence may start, with its beams. `crowded`: there are several clients."""
         sequences = slot.message.sampling.beam_width
         if crowded:
@@ -272,7 +270,7 @@ class _Line:
     number: int
     lanes: dict[int, OrderedDict[int, Slot]] = field(default_factory=dict)
     turn: int = 0
-    entry: _Entry | None = None
+    entry: "_Entry | None" = None
 
     @property
     def head(self) -> tuple[int, Slot]:

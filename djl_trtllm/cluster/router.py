@@ -6,8 +6,6 @@ with `messages` or `prompt` only, remembers all prompts without end by default, 
 engines; ours takes each dialect, is bounded, and knows which requests have ended replicas.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

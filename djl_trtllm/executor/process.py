@@ -4,8 +4,6 @@ FD is this process's end of a Unix socket pair. The process ends when the server
 the server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -109,7 +107,7 @@ class AsyncExecutor(AnyExecutor, Protocol):
     def first_requests(self) -> list[FirstRequest]:
         """Return the requests that the engine gets, one after the other, before it is ready."""
 
-    async def run(self, step_buffer: StepBuffer) -> None:
+    async def run(self, step_buffer: "StepBuffer") -> None:
         """Put what the engine generates into the step_buffer. It begins before the first request is submitted.
 
         An exception means that the engine is lost.

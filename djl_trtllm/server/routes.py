@@ -4,8 +4,6 @@ Requests to a dialect's paths that generate are answered in `exchange`. `/docs` 
 is rendered here from `docs.html` beside this module, needs no script and loads nothing from elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re
@@ -207,7 +205,7 @@ class Endpoint:
 
     handler: Handler
     method: str | None
-    routes: Routes
+    routes: "Routes"
     role: Role | None
     dialect: Dialect = DEFAULT
     allow: str = ""

@@ -6,8 +6,6 @@ are rendered in a process of their own (`ChatRenderer`). `read_images` reads a r
 admitted before, so that all this waiting counts as waiting in its queue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -5,8 +5,6 @@ ships its sampling kernels as source: the first request that samples compiles th
 that serves all requests. So the engine process sends such a request before clients do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -231,7 +229,7 @@ class TensorRtLlmExecutor(Gated):
         requests = first_requests_of(self.limits, self.features, self._end_id or 1)
         return [*requests, FirstRequest("a request with an image", self._prompts.first(), _IMAGES)]
 
-    async def run(self, step_buffer: StepBuffer) -> None:
+    async def run(self, step_buffer: "StepBuffer") -> None:
         """Watch that requests make progress; raises EngineLostError, or what the engine raised."""
         self._step_buffer = step_buffer
         self._lost = asyncio.get_running_loop().create_future()

@@ -13,8 +13,6 @@ replaced by a reader, which takes what is in the queue without a task, and reads
 The result reads the others: the first and the last one, errors, log-probabilities, beams.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,10 +52,10 @@ class RunningRequest:
     def __init__(
         self,
         message: Submit,
-        step_buffer: StepBuffer,
+        step_buffer: "StepBuffer",
         heartbeat: Heartbeat,
         end_id: int | None,
-        ended: Callable[[RunningRequest, Exception | None], None],
+        ended: Callable[["RunningRequest", Exception | None], None],
     ) -> None:
         self.message = message
         self.result: Any

@@ -3,8 +3,6 @@
 The installed package is found and read without importing it.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Mapping
@@ -99,7 +97,7 @@ class VllmBackend(EngineBackend):
 
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
-    ) -> CheckpointPlan:
+    ) -> "CheckpointPlan":
         """Derive the plan. Raises EngineError, and ConfigError with all problems."""
         problems: list[str] = []
         notes: list[str] = []
