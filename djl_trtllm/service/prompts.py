@@ -1,10 +1,4 @@
-"""Makes the token ids of a request's prompt, beside the event loop and with a bound on the work.
-
-A text that cannot fit is refused by its length in characters, before it is tokenised. Of the others, short ones are
-tokenised on the event loop, long ones in worker threads (`WORKERS`) by calls that let go of the GIL, and conversations
-are rendered in a process of their own (`ChatRenderer`). `read_images` reads a request's images. The request has been
-admitted before, so that all this waiting counts as waiting in its queue.
-"""
+"""Makes the token ids of a prompt, and reads its images, beside the event loop and with a bound on the work."""
 
 import asyncio
 import base64
@@ -57,7 +51,13 @@ class ReadPrompt(msgspec.Struct, frozen=True):
 
 
 class PromptReader:
-    """Reads the prompts of one model's requests. All methods run on the event loop."""
+    """Reads the prompts of one model's requests. All methods run on the event loop.
+
+    A text that cannot fit is refused by its length in characters, before it is tokenised. Of the others, short ones are
+    tokenised on the event loop, long ones in worker threads (`WORKERS`) by calls that let go of the GIL, and
+    conversations are rendered in a process of their own (`ChatRenderer`). The request has been admitted before, so that
+    all this waiting counts as waiting in its queue.
+    """
 
     def __init__(self, model: Model, statistics: Statistics) -> None:
         self._tokenizer: Tokenizer = model.tokenizer

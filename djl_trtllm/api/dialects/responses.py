@@ -1,14 +1,4 @@
-"""OpenAI's Responses as a dialect: `/v1/responses`, and stored responses below it.
-
-Source: the types of OpenAI's Python package 3.57 (`types/responses/`) and what Codex 0.171 and the Agents SDK send. A
-request becomes a chat (`api.chat`): its items are messages, `instructions` and the role `developer` are the system's.
-The answer is a `response`, or its events.
-
-A response is stored unless `store` is false (`api.kept`): `previous_response_id` begins with its conversation, and an
-`item_reference` means one of its items. What OpenAI's servers would run (`background`, hosted tools, conversations,
-prompt templates) is refused by name. A tool that searches the web or makes images is left out, and a header says so,
-because Codex sends one with every request.
-"""
+"""OpenAI's Responses as a dialect: `/v1/responses`, and stored responses below it."""
 
 import re
 import secrets
@@ -397,7 +387,17 @@ _PATH, _STORED = "/v1/responses", "/v1/responses/{response}"
 
 
 class Responses(OpenAiLike):
-    """OpenAI's Responses, whole and as events, and stored ones."""
+    """OpenAI's Responses, whole (a `response`) and as events, and stored ones.
+
+    Source: the types of OpenAI's Python package 3.57 (`types/responses/`) and what Codex 0.171 and the Agents SDK send.
+    A request becomes a chat (`api.chat`): its items are messages, `instructions` and the role `developer` are the
+    system's.
+
+    A response is stored unless `store` is false (`api.kept`): `previous_response_id` begins with its conversation, and
+    an `item_reference` means one of its items. What OpenAI's servers would run (`background`, hosted tools,
+    conversations, prompt templates) is refused by name. A tool that searches the web or makes images is left out, and a
+    header says so, because Codex sends one with every request.
+    """
 
     title = "OpenAI Responses"
     paths = (_PATH,)

@@ -1,17 +1,4 @@
-"""A request in TensorRT-LLM: puts each step of its result into columns.
-
-Found in TensorRT-LLM's `executor/result.py` (about 1.2): one object per request, which every step of its iteration
-changes and returns again, one step per response of the engine; `token_ids` and `logprobs` grow (before 1.2 the engine
-backend's `logprobs` are those of the last response only). A request's own failure is raised by the step as
-RequestError. The reason of the end comes with the last step: `stop` for the end id, which the engine backend leaves out
-of the tokens, and for stop words, with the word as `stop_reason`.
-
-Found in `llmapi/utils.py` (1.0 to 1.4): the thread that receives an iteration's responses puts each into the queue of
-its result, and then calls `notify` of all these queues on the event loop. By itself that sets an event, which wakes a
-task, for every response; and a step of the result costs more than all else that is done for a token. So `notify` is
-replaced by a reader, which takes what is in the queue without a task, and reads the tokens of plain responses itself.
-The result reads the others: the first and the last one, errors, log-probabilities, beams.
-"""
+"""A request in TensorRT-LLM: its prompt where the model takes images, and the steps of its result as columns."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -43,10 +30,22 @@ class Heartbeat:
 
 
 class RunningRequest:
-    """`message` is the request, `end_id` the tokenizer's end token. `ended` is called after the last response, or with
-    the error that reading one raised.
+    """Reads the steps of one request's result. With beams it is several sequences, delivered when all have ended.
 
-    With beam search it is several sequences, delivered when all have ended.
+    `message` is the request, `end_id` the tokenizer's end token. `ended` is called after the last response, or with the
+    error that reading one raised.
+
+    Found in TensorRT-LLM's `executor/result.py` (about 1.2): one object per request, which every step of its iteration
+    changes and returns again, one step per response of the engine; `token_ids` and `logprobs` grow (before 1.2 the
+    engine backend's `logprobs` are those of the last response only). A request's own failure is raised by the step as
+    RequestError. The reason of the end comes with the last step: `stop` for the end id, which the engine backend leaves
+    out of the tokens, and for stop words, with the word as `stop_reason`.
+
+    Found in `llmapi/utils.py` (1.0 to 1.4): the thread that receives an iteration's responses puts each into the queue
+    of its result, and then calls `notify` of all these queues on the event loop. By itself that sets an event, which
+    wakes a task, for every response; and a step of the result costs more than all else that is done for a token. So
+    `notify` is replaced by a reader, which takes what is in the queue without a task, and reads the tokens of plain
+    responses itself. The result reads the others: the first and the last one, errors, log-probabilities, beams.
     """
 
     def __init__(
