@@ -4,8 +4,6 @@ DJL's Python engine calls `handle` on its event loop; the model runs on the same
 Responses are those of the HTTP server. Every response ends with an item marked as the last, whatever happens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -44,7 +42,7 @@ class Worker:
         self._print_metrics()
 
     @classmethod
-    async def load(cls, properties: dict[str, Any]) -> Worker:
+    async def load(cls, properties: dict[str, Any]) -> "Worker":
         """Prepare and load the model. Raises DjlTrtllmError."""
         worker.require_mode(properties, rolling=False)
         loop = asyncio.get_running_loop()

@@ -12,10 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from djl_trtllm.api import content
-from djl_trtllm.api import output_parsers as parsers
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import content, output_parsers as parsers, parameters as kinds, sampling as shared
 from djl_trtllm.api.base import ModelContext, Render
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema

@@ -1,7 +1,7 @@
 """Chat messages and their contents: texts and images, as every dialect's chats have them.
 
 A content is a text, or a list of parts where it has images: `{"type": "text", "text": ...}`, and `{"type": "image",
-"image": ImageSource}` until `take_images` takes the sources out. Images are only named here: `service/images.py` reads
+"image": ImageSource}` until `take_images` takes the sources out. Images are only named here: `service/prompts.py` reads
 them, when the request is admitted.
 """
 

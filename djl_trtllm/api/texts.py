@@ -1,11 +1,4 @@
-"""Responses with a generated text, as LMI, TGI and Truss have them: an object with details, tokens as they come, or the
-text alone.
-
-In a stream every token is sent at once. If the end is known with the last token, that token has the whole text beside
-it. If the end comes without a token (a stop string removed the text, or the request was cancelled), one more is sent:
-it repeats the last id with an empty text and is special, so that joined texts and summed log-probabilities are right;
-its id is -1 if nothing was generated.
-"""
+"""Responses with a generated text, as LMI, TGI and Truss have them: an object, tokens as they come, or the text."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -100,7 +93,11 @@ class TextEncoder(WholeEncoder):
 class TokenStreamEncoder(ResponseEncoder):
     """A stream of tokens, each a line or an event: the bytes that `line` makes of it.
 
-    The last token is passed to `end`, when its text is among the kept texts already.
+    Every token is sent at once. If the end is known with the last token, that token has the whole text beside it. If
+    the end comes without a token (a stop string removed the text, or the request was cancelled), one more is sent: it
+    repeats the last id with an empty text and is special, so that joined texts and summed log-probabilities are right;
+    its id is -1 if nothing was generated. The last token is passed to `end`, when its text is among the kept texts
+    already.
     """
 
     stream = True

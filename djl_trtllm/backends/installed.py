@@ -1,7 +1,5 @@
 """Facts about an engine's installed package, read without importing it: an import takes seconds, and may use a GPU."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import importlib.util

@@ -1,20 +1,4 @@
-"""Which request ends engine processes, told from which were there at each loss, and how far each of them had got.
-
-Example: 32 streams run, and a request comes whose first token ends the engine process. At the loss each stream has more
-than four tokens: it has passed. The request has none, so it is a suspect. In the next process the streams go on, and
-the request is held back for 16 steps. Then it is tried, and ends that process too; in the one after that it is tried
-after 64 steps. At this third loss it is guilty: it alone ends, and is refused for ten minutes. The streams had three
-pauses.
-
-Many suspects are divided into 16 groups that are tried one after the other, the remains of a lost group last. That is
-faster than by halves: a trial takes the time of a few tokens, a loss that of loading an engine. So one guilty request
-among n suspects is found in 3 losses up to n = 256, and in one more each time that n is 16 times as many. Every loss
-of a trial makes a group smaller or brings a suspect nearer to its third loss, so a search ends.
-
-Most of what a loss from outside meets (the kernel kills for memory, say) has passed. What just began would have to be
-met twice more, each time in the moment of its trial; a loss before the trials begin takes back what there is against
-suspects.
-"""
+"""Which request ends engine processes, told from which were there at each loss, and how far each of them had got."""
 
 from array import array
 from collections import deque
@@ -101,6 +85,21 @@ class _Record:
 
 class Blame:
     """The suspects of a rolling batch. Requests have their `digest` as key.
+
+    Example: 32 streams run, and a request comes whose first token ends the engine process. At the loss each stream has
+    more than four tokens: it has passed. The request has none, so it is a suspect. In the next process the streams go
+    on, and the request is held back for 16 steps. Then it is tried, and ends that process too; in the one after that it
+    is tried after 64 steps. At this third loss it is guilty: it alone ends, and is refused for ten minutes. The streams
+    had three pauses.
+
+    Many suspects are divided into 16 groups that are tried one after the other, the remains of a lost group last. That
+    is faster than by halves: a trial takes the time of a few tokens, a loss that of loading an engine. So one guilty
+    request among n suspects is found in 3 losses up to n = 256, and in one more each time that n is 16 times as many.
+    Every loss of a trial makes a group smaller or brings a suspect nearer to its third loss, so a search ends.
+
+    Most of what a loss from outside meets (the kernel kills for memory, say) has passed. What just began would have to
+    be met twice more, each time in the moment of its trial; a loss before the trials begin takes back what there is
+    against suspects.
 
     `lost` takes the tokens that each running request had in the lost process. While there is something to find out
     (`searching`), only keys may run that `lost` and `advance` have let go. New requests may start while nothing is

@@ -1,18 +1,4 @@
-"""The order of sequences: clients of a rolling batch, places in an engine process, and the sequences that wait for a
-place.
-
-service = prompt tokens + 2 x output tokens, of a client's sequences so far; those that run count with all that they may
-still get, so that a client cannot take every place before its first token counts. Next is the waiting sequence of the
-client with the lowest service, as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024). A client
-that had nothing to wait for does not save up: it begins where the client is that was served last. With one client this
-is first come, first served.
-
-A sequence that is next and does not fit is waited for, so that large ones start. Up to `_MOST_OVERTAKING` sequences of
-clients without a running one may start before it. One that would fit if less of its own client ran waits for that, and
-delays nobody. Of `_TURNS` sequences that start one is the oldest, whatever its client was given.
-"""
-
-from __future__ import annotations
+"""The order of sequences: clients of a rolling batch, places in an engine process, and the sequences that wait."""
 
 import contextlib
 import heapq
@@ -159,7 +145,7 @@ class Places:
             return False
         return not available or self.blocks + blocks <= available
 
-    def has_room(self, slot: Slot, *, crowded: bool) -> bool:
+    def has_room(self, slot: "Slot", *, crowded: bool) -> bool:
         """Whether a sequence may start, with its beams. `crowded`: there are several clients."""
         sequences = slot.message.sampling.beam_width
         if crowded:
@@ -272,7 +258,7 @@ class _Line:
     number: int
     lanes: dict[int, OrderedDict[int, Slot]] = field(default_factory=dict)
     turn: int = 0
-    entry: _Entry | None = None
+    entry: "_Entry | None" = None
 
     @property
     def head(self) -> tuple[int, Slot]:
@@ -284,7 +270,18 @@ _Entry = tuple[int, int, int, int, _Line]
 
 
 class WaitingQueue:
-    """The sequences that no executor has, by id. The beams of a request have ids in a row, and start together."""
+    """The sequences that no executor has, by id. The beams of a request have ids in a row, and start together.
+
+    service = prompt tokens + 2 x output tokens, of a client's sequences so far; those that run count with all that they
+    may still get, so that a client cannot take every place before its first token counts. Next is the waiting sequence
+    of the client with the lowest service, as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024).
+    A client that had nothing to wait for does not save up: it begins where the client is that was served last. With one
+    client this is first come, first served.
+
+    A sequence that is next and does not fit is waited for, so that large ones start. Up to `_MOST_OVERTAKING` sequences
+    of clients without a running one may start before it. One that would fit if less of its own client ran waits for
+    that, and delays nobody. Of `_TURNS` sequences that start one is the oldest, whatever its client was given.
+    """
 
     def __init__(self) -> None:
         self._resumed: OrderedDict[int, Slot] = OrderedDict()

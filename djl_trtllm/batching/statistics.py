@@ -4,8 +4,6 @@ The rolling batches of a model report to one `Statistics` each point in the life
 and pages read it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from bisect import bisect_left
@@ -200,7 +198,7 @@ class Statistics:
         self.accepted_tokens += tokens
         record.accepted_tokens = (record.accepted_tokens or 0) + tokens
 
-    def tokens_generated(self, outputs: Iterable[tuple[RequestRecord, OutputSequence]], now: float) -> None:
+    def tokens_generated(self, outputs: "Iterable[tuple[RequestRecord, OutputSequence]]", now: float) -> None:
         """Count the new tokens of these sequences; called once for all that the executor sends together."""
         total = 0
         gaps: dict[float, int] = {}  # sequences that run together have the same gaps

@@ -5,8 +5,6 @@
 the model is being removed, or when the other side is closed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

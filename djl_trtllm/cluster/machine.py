@@ -1,7 +1,5 @@
 """A cluster of this machine alone. Ray is in a process of its own, so that the end needs nothing of it."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

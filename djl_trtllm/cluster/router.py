@@ -1,12 +1,4 @@
-"""The router that Ray's HAProxy asks for each POST which replica answers it (docs/ray.md).
-
-HAProxy sends the beginning of the body to `POST /internal/route`, gets the replica's id, and passes the request on:
-tokens go from the replica to HAProxy and to the client. Ray has such a router for its own LLM servers. It takes bodies
-with `messages` or `prompt` only, remembers all prompts without end by default, and comes with a package that imports
-engines; ours takes each dialect, is bounded, and knows which requests have ended replicas.
-"""
-
-from __future__ import annotations
+"""The router that Ray's HAProxy asks for each POST which replica answers it (docs/ray.md)."""
 
 import asyncio
 import logging
@@ -39,6 +31,11 @@ logger = logging.getLogger(__name__)
 
 class Router:
     """The deployment that HAProxy asks: Ray starts one on each node that has a HAProxy.
+
+    HAProxy sends the beginning of the body to `POST /internal/route`, gets the replica's id, and passes the request on:
+    tokens go from the replica to HAProxy and to the client. Ray has such a router for its own LLM servers. It takes
+    bodies with `messages` or `prompt` only, remembers all prompts without end by default, and comes with a package that
+    imports engines; ours takes each dialect, is bounded, and knows which requests have ended replicas.
 
     `replicas` is the handle of the deployment that has the replicas.
     """

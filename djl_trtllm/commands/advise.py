@@ -1,7 +1,5 @@
 """`djl-trtllm advise`: which machines and settings hold a load, cheapest first, and why the others do not."""
 
-from __future__ import annotations
-
 import math
 import re
 from functools import partial

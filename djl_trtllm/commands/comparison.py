@@ -1,7 +1,5 @@
 """One model on many machines: the machines that hold a number of sequences, or a load, cheapest first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -67,8 +67,7 @@ def config(
         show_differences(*diff, [name for name, given in unused.items() if given], as_json=as_json)
         return
     with errors_for_the_reader():
-        from djl_trtllm.backends.planning import describe as describe_effect
-        from djl_trtllm.backends.planning import likely_backend, setting_line, with_effects
+        from djl_trtllm.backends.planning import describe as describe_effect, likely_backend, setting_line, with_effects
         from djl_trtllm.config import Backend, explain
         from djl_trtllm.config.options import OPTIONS, DeclaredOption
         from djl_trtllm.engines.hardware import gpus_named

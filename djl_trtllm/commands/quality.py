@@ -1,7 +1,5 @@
 """`djl-trtllm quality`: whether two engines, quantisations or servers answer alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,7 +67,7 @@ def quality(
     raise typer.Exit(3 if report.differs else 0)
 
 
-def _print(report: Report, *, as_json: bool) -> None:
+def _print(report: "Report", *, as_json: bool) -> None:
     warn(*report.warnings)
     if as_json:
         print_json(report.as_json())

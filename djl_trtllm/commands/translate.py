@@ -1,7 +1,5 @@
 """`djl-trtllm translate`: the configuration of one engine as that of another."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """`djl-trtllm versus`: one model on several engines, measured in turns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

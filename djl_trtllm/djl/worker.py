@@ -5,8 +5,6 @@ result. The model runs on an event loop in a thread of its own. A call passes on
 that have arrived for any request since the previous call.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -328,7 +326,7 @@ _OK = count(200) + text("OK")
 class Stream:
     """The items of one request on their way to DJL, which identifies it by its tracking id."""
 
-    def __init__(self, streams: Streams, tracking_id: str) -> None:
+    def __init__(self, streams: "Streams", tracking_id: str) -> None:
         self._streams = streams
         self._tracking = text(_TRACKING_ID) + text(tracking_id)
         self._plain = _OK + count(1) + self._tracking + count(1)
@@ -345,7 +343,7 @@ class Stream:
             self._complete = True
             self._woken.set()
 
-    async def carry(self) -> AsyncGenerator[Streams, None]:
+    async def carry(self) -> "AsyncGenerator[Streams, None]":
         """Yield what djl_python is to send, until the response is complete."""
         while True:
             await self._woken.wait()

@@ -1,7 +1,5 @@
 """How to compile and run one model: the base class of the backends' plans, and the identity of a checkpoint."""
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json
@@ -140,7 +138,7 @@ class EnginePlan(ABC):
     asked: Mapping[str, OptionValue] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     engine_dir: Path | None = None
-    draft: EnginePlan | None = None
+    draft: "EnginePlan | None" = None
     hash_store: Path | None = None
     stream_interval: int = 1
     send_interval: float = 0.0
@@ -267,7 +265,7 @@ class EnginePlan(ABC):
         self.check_fit(directory, manifest)
         return manifest
 
-    def at(self, engine_dir: Path) -> EnginePlan:
+    def at(self, engine_dir: Path) -> "EnginePlan":
         """This plan with the engine that `prepare_engine` compiled or found."""
         return replace(self, engine_dir=engine_dir)
 

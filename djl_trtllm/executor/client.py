@@ -20,23 +20,7 @@ from typing import Any, cast
 import psutil
 
 from djl_trtllm.errors import ExecutorDiedError, ExecutorStartError
-from djl_trtllm.executor.protocol import (
-    Cancel,
-    Deframer,
-    Failed,
-    Limits,
-    Ping,
-    Ready,
-    Shutdown,
-    Start,
-    Step,
-    Submit,
-    ToEngine,
-    Try,
-    decode_from_engine,
-    frame,
-    split_mark,
-)
+from djl_trtllm.executor import protocol
 from djl_trtllm.logs import of_request
 from djl_trtllm.model.work_directory import ENGINE_PREFIX, folder_in_memory, marked
 from djl_trtllm.processes import oom_kills
@@ -134,12 +118,12 @@ class ExecutorClient(asyncio.Protocol):
     def __init__(
         self,
         *,
-        on_steps: Callable[[list[Step]], None],
+        on_steps: Callable[[list[protocol.Step]], None],
         on_death: Callable[[ExecutorDiedError], None],
         busy: Callable[[], bool],
         hang_timeout: float,
     ) -> None:
-        self.limits: Limits
+        self.limits: protocol.Limits
         self.details: dict[str, Any] = {}
         self.features: frozenset[str] = frozenset()
         self.clock = time.perf_counter
@@ -148,9 +132,9 @@ class ExecutorClient(asyncio.Protocol):
         self._on_death = on_death
         self._busy = busy
         self._hang_timeout = hang_timeout
-        self._deframer = Deframer()
+        self._deframer = protocol.Deframer()
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._ready: asyncio.Future[protocol.Ready] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._transport: asyncio.WriteTransport
         self._unsent: list[bytes] = []
@@ -177,7 +161,7 @@ class ExecutorClient(asyncio.Protocol):
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(
-        self, start: Start, timeout: float, *, meanwhile: Callable[[], Awaitable[object]] | None = None
+        self, start: protocol.Start, timeout: float, *, meanwhile: Callable[[], Awaitable[object]] | None = None
     ) -> None:
         """Spawn the process and wait until its engine is loaded, at most `timeout` seconds.
 
@@ -208,7 +192,7 @@ class ExecutorClient(asyncio.Protocol):
     async def close(self, timeout: float = 5.0) -> None:
         """End the process, by force if it takes longer than `timeout` seconds."""
         self._closing = True
-        self._send(Shutdown())
+        self._send(protocol.Shutdown())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), timeout)
         await self.kill()
@@ -246,16 +230,16 @@ class ExecutorClient(asyncio.Protocol):
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Submit) -> None:
+    def submit(self, request: protocol.Submit) -> None:
         """Start a sequence; its output arrives through `on_steps`."""
         self._send(request)
 
-    def try_guide(self, trial: Try) -> None:
+    def try_guide(self, trial: protocol.Try) -> None:
         """Begin the trial of a guide; its verdict arrives through `on_steps`."""
         self._send(trial)
 
     def cancel(self, request_id: int) -> None:
-        self._send(Cancel(request_id))
+        self._send(protocol.Cancel(request_id))
 
     # -- asyncio.Protocol ------------------------------------------------------------------------------------------
 
@@ -273,15 +257,15 @@ class ExecutorClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._silent_for = 0.0
         self._pinged = False
-        steps: list[Step] = []
+        steps: list[protocol.Step] = []
         for body in self._deframer.feed(data):
-            message = decode_from_engine(body)
-            if isinstance(message, Step):
+            message = protocol.decode_from_engine(body)
+            if isinstance(message, protocol.Step):
                 steps.append(message)
-            elif isinstance(message, Ready):
+            elif isinstance(message, protocol.Ready):
                 self._reasons.clear()
                 self._ready.set_result(message)
-            elif isinstance(message, Failed):
+            elif isinstance(message, protocol.Failed):
                 self._failure = message.message
         if steps:
             self._on_steps(steps)
@@ -296,7 +280,7 @@ class ExecutorClient(asyncio.Protocol):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    async def _loaded(self, timeout: float) -> Ready:
+    async def _loaded(self, timeout: float) -> protocol.Ready:
         try:
             return await asyncio.wait_for(asyncio.shield(self._ready), timeout)
         except asyncio.TimeoutError:
@@ -342,14 +326,14 @@ class ExecutorClient(asyncio.Protocol):
             stderr=asyncio.subprocess.STDOUT,
         )
 
-    def _send(self, message: ToEngine) -> None:
+    def _send(self, message: protocol.ToEngine) -> None:
         """Send a message together with others that come soon, and with those for which the socket had no room.
 
         A write wakes the engine process, which takes as long as a tenth of a request. Each write also takes a buffer of
         the kernel, and a socket has room for some hundred: written one by one, thousands of cancellations would take
         dozens of iterations.
         """
-        self._unsent.append(frame(message))
+        self._unsent.append(protocol.frame(message))
         now = self.clock()
         if not self._flushing:
             self._flushing, self._due = True, now + _TOGETHER_SECONDS
@@ -394,7 +378,7 @@ class ExecutorClient(asyncio.Protocol):
             if self._idle_for > _IDLE_PING_SECONDS:
                 self._idle_for = 0.0
                 self._pinged = True
-                self._send(Ping())
+                self._send(protocol.Ping())
 
     def _cancel_watchdog(self) -> None:
         if self._watchdog is not None:
@@ -474,7 +458,7 @@ class ExecutorClient(asyncio.Protocol):
                 continue
             if not line:
                 return
-            request, text = split_mark(line.decode(errors="replace"))
+            request, text = protocol.split_mark(line.decode(errors="replace"))
             text = text.rstrip()
             self._tail.append(text)
             self._find_reason(text)

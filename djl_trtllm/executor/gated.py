@@ -1,7 +1,5 @@
 """The base of executors whose requests wait before the engine: for the trial of a guide, then for their images."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 Decoding a large image takes longer than many iterations.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable
@@ -38,7 +36,7 @@ class ImagePrompts:
         self.vision = vision
         self._scaled = ScaledImages(vision)
 
-    def pictures(self, request: Submit) -> list[Picture]:
+    def pictures(self, request: Submit) -> "list[Picture]":
         """The images as the model's processor takes them; any one thread may call it. Raises ValueError."""
         return [self._scaled.pixels(image.data, request.cache_salt) for image in request.images]
 

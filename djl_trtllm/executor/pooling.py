@@ -5,8 +5,6 @@ iteration allow and as long as no more than a quarter of them are there because 
 while one runs is in the next. A model without a KV cache needs no other scheduler.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ FD is this process's end of a Unix socket pair. The process ends when the server
 the server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -25,28 +23,8 @@ from typing import Any, NoReturn, Protocol, TextIO, cast
 import uvloop
 
 from djl_trtllm.engines.hardware import apply_bound
+from djl_trtllm.executor import protocol
 from djl_trtllm.executor.kernels import keep_kernels
-from djl_trtllm.executor.protocol import (
-    Cancel,
-    Deframer,
-    End,
-    Failed,
-    FirstRequest,
-    FromEngine,
-    Limits,
-    Ping,
-    Pong,
-    Ready,
-    Start,
-    Stats,
-    Step,
-    Submit,
-    ToEngine,
-    Try,
-    decode_to_engine,
-    frame,
-    mark_of,
-)
 from djl_trtllm.logs import RequestContext, current_request_id
 from djl_trtllm.processes import compiler_below, leave_end_to_parent
 
@@ -62,26 +40,36 @@ _UNWINDING_SECONDS = 1.0
 
 
 class AnyExecutor(Protocol):
-    """An engine with an in-flight batching scheduler. The constructor loads it and takes `Start.options`."""
+    """An engine with an in-flight batching scheduler. The constructor loads it and takes `Start.options`.
 
-    limits: Limits
+    It promises:
+
+    - `submit` never fails; an error arrives as the request's end.
+    - Steps carry new tokens only, in order.
+    - Every request gets exactly one end. Its sequence slot and KV cache blocks are free once that end is sent, not
+      before. This holds for cancelled requests too: their end comes late.
+    - While a request is unfinished the engine process sends a `Step` at least every few seconds; it answers `Ping`
+      between two steps. An engine process that is silent for longer is hung.
+    """
+
+    limits: protocol.Limits
     details: dict[str, Any]
     features: frozenset[str]
 
-    def submit(self, request: Submit) -> None:
+    def submit(self, request: protocol.Submit) -> None:
         """Start a request; an error becomes its end."""
 
     def cancel(self, request_id: int) -> None:
         """End a request or a trial early; unknown ids are ignored. Its end comes later."""
 
-    def stats(self) -> Stats:
+    def stats(self) -> protocol.Stats:
         """The state after the last iteration."""
 
 
 class GuideTrier(Protocol):
     """An executor with `limits.tries_guides`."""
 
-    def try_guide(self, trial: Try) -> None:
+    def try_guide(self, trial: protocol.Try) -> None:
         """Begin to try a guide; the verdict becomes the trial's end."""
 
 
@@ -96,7 +84,7 @@ class Executor(AnyExecutor, Protocol):
     def busy(self) -> bool:
         """Return whether `step` has something to do."""
 
-    def step(self) -> Step:
+    def step(self) -> protocol.Step:
         """Run one iteration; its output, without stats.
 
         An exception means that the engine is lost.
@@ -106,10 +94,10 @@ class Executor(AnyExecutor, Protocol):
 class AsyncExecutor(AnyExecutor, Protocol):
     """An engine that runs its own iterations. All methods but `check` run on the event loop."""
 
-    def first_requests(self) -> list[FirstRequest]:
+    def first_requests(self) -> list[protocol.FirstRequest]:
         """Return the requests that the engine gets, one after the other, before it is ready."""
 
-    async def run(self, step_buffer: StepBuffer) -> None:
+    async def run(self, step_buffer: "StepBuffer") -> None:
         """Put what the engine generates into the step_buffer. It begins before the first request is submitted.
 
         An exception means that the engine is lost.
@@ -132,7 +120,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._deframer = Deframer()
+        self._deframer = protocol.Deframer()
         self._bodies: deque[bytes] = deque()
         self._sending = threading.Lock()
         # Not select.select: it takes no descriptor above 1023, and a server with many connections passes such on.
@@ -143,8 +131,8 @@ class Channel:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: FromEngine) -> None:
-        unsent = memoryview(frame(message))
+    def send(self, message: protocol.FromEngine) -> None:
+        unsent = memoryview(protocol.frame(message))
         with self._sending:
             try:
                 while unsent:
@@ -155,14 +143,14 @@ class Channel:
             except OSError as error:
                 raise Disconnected from error
 
-    def send_last(self, message: FromEngine) -> None:
+    def send_last(self, message: protocol.FromEngine) -> None:
         """Send before the process ends, from any thread; given up after a second."""
         if self._sending.acquire(timeout=_LAST_WORD_SECONDS):
             with contextlib.suppress(OSError):
                 self._socket.settimeout(_LAST_WORD_SECONDS)
-                self._socket.sendall(frame(message))
+                self._socket.sendall(protocol.frame(message))
 
-    def receive(self, *, block: bool, rest: bool = False) -> Iterator[ToEngine]:
+    def receive(self, *, block: bool, rest: bool = False) -> Iterator[protocol.ToEngine]:
         """All messages that have arrived; with `block`, waits for at least one. Messages that are not taken come the
         next time.
 
@@ -181,7 +169,7 @@ class Channel:
                 bodies.extend(self._deframer.feed(data))
             while bodies:
                 block = False
-                yield decode_to_engine(bodies.popleft())
+                yield protocol.decode_to_engine(bodies.popleft())
 
     def _patience(self, *, block: bool, rest: bool) -> float | None:
         """Return the milliseconds to wait for more messages."""
@@ -201,20 +189,20 @@ class HeldOutput:
         self._iterations = iterations
         self._seconds = seconds
         self._clock = clock
-        self._held: dict[int, Step] = {}
+        self._held: dict[int, protocol.Step] = {}
         """The held output of each request."""
         self._begun: set[int] = set()
         self._waited = 0
         self._sent_all_at = clock()
 
-    def add(self, step: Step) -> Step:
+    def add(self, step: protocol.Step) -> protocol.Step:
         """Take the output of an iteration; returns what is to be sent after it."""
         if self._iterations == 1 and not self._seconds:
             return step
         for row in step.rows():
-            self._held.setdefault(row[0], Step()).add(*row)
+            self._held.setdefault(row[0], protocol.Step()).add(*row)
         for request_id, tokens in step.accepted.items():
-            held = self._held.setdefault(request_id, Step())
+            held = self._held.setdefault(request_id, protocol.Step())
             held.accepted[request_id] = held.accepted.get(request_id, 0) + tokens
         ended = {end.request_id for end in step.ends}
         self._waited += 1
@@ -227,13 +215,13 @@ class HeldOutput:
         sent.ends, sent.cached, sent.prompts, sent.vectors = step.ends, step.cached, step.prompts, step.vectors
         return sent
 
-    def take_all(self) -> Step:
+    def take_all(self) -> protocol.Step:
         """Return the output that is held back, to be sent now."""
         self._waited, self._sent_all_at = 0, self._clock()
         return self._take(list(self._held))
 
-    def _take(self, request_ids: Iterable[int]) -> Step:
-        taken = Step()
+    def _take(self, request_ids: Iterable[int]) -> protocol.Step:
+        taken = protocol.Step()
         for request_id in request_ids:
             held = self._held.pop(request_id)
             taken.add(request_id, held.tokens, held.logprobs)
@@ -248,17 +236,17 @@ class StepBuffer:
     `send` may block while the server is slow, and with it the loop. Must be made on the loop.
     """
 
-    def __init__(self, send: Callable[[Step], None], stats: Callable[[], Stats]) -> None:
+    def __init__(self, send: Callable[[protocol.Step], None], stats: Callable[[], protocol.Stats]) -> None:
         self.sent = 0
         """Messages so far."""
         self._send = send
         self._stats = stats
         self._loop = asyncio.get_running_loop()
-        self._step = Step()
+        self._step = protocol.Step()
         self._scheduled = False
 
     @property
-    def step(self) -> Step:
+    def step(self) -> protocol.Step:
         """The step that collects output until the end of this wake-up, when it is sent."""
         if not self._scheduled:
             self._scheduled = True
@@ -267,7 +255,7 @@ class StepBuffer:
 
     def flush(self) -> None:
         """Send now, also where there is nothing new: a sign of life."""
-        step, self._step = self._step, Step()
+        step, self._step = self._step, protocol.Step()
         step.stats = self._stats()
         self._send(step)
         self.sent += 1
@@ -286,7 +274,7 @@ class MarkedOutput:
         self._at_line_start = True
 
     def write(self, text: str) -> int:
-        mark = mark_of(current_request_id())
+        mark = protocol.mark_of(current_request_id())
         inside = text.count("\n") - text.endswith("\n")
         begin = mark if self._at_line_start else ""
         if text:
@@ -298,26 +286,26 @@ class MarkedOutput:
         return getattr(self._stream, name)
 
 
-def create(start: Start) -> Any:
+def create(start: protocol.Start) -> Any:
     """Load the executor that `start` names."""
     if start.kernels:
         keep_kernels(Path(start.kernels))
     return resolve_name(start.executor)(**start.options)
 
 
-def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
+def _take(message: protocol.ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
     """Handle a message. False if it is the last one."""
     match message:
-        case Submit():
+        case protocol.Submit():
             with RequestContext(message.origin):
                 executor.submit(message)
-        case Try():
+        case protocol.Try():
             with RequestContext(message.origin):
                 cast(GuideTrier, executor).try_guide(message)
-        case Cancel():
+        case protocol.Cancel():
             executor.cancel(message.request_id)
-        case Ping():
-            channel.send(Pong())
+        case protocol.Ping():
+            channel.send(protocol.Pong())
         case _:
             return False
     return True
@@ -331,7 +319,7 @@ def run(channel: Channel, executor: Executor, held: HeldOutput) -> None:
         for message in channel.receive(block=not executor.busy, rest=True):
             if not _take(message, channel, executor):
                 return
-            prompts |= isinstance(message, Submit)
+            prompts |= isinstance(message, protocol.Submit)
         # An iteration that reads a prompt may take many times as long as one that does not.
         if prompts and (waiting := held.take_all()).has_news:
             waiting.stats = executor.stats()
@@ -349,15 +337,15 @@ def run(channel: Channel, executor: Executor, held: HeldOutput) -> None:
 class WarmUp:
     """The time before the engine is ready, in which it answers requests of this process and none of the server's."""
 
-    def __init__(self, executor: AsyncExecutor, send: Callable[[Step], None]) -> None:
+    def __init__(self, executor: AsyncExecutor, send: Callable[[protocol.Step], None]) -> None:
         self.is_over = False
         self.lost: frozenset[str] = frozenset()
         """The features of requests that have failed."""
         self._executor = executor
         self._send = send
-        self._ends: asyncio.Queue[End] = asyncio.Queue()
+        self._ends: asyncio.Queue[protocol.End] = asyncio.Queue()
 
-    def send(self, step: Step) -> None:
+    def send(self, step: protocol.Step) -> None:
         """Give each request of the warm-up its part of the engine's output."""
         if self.is_over:
             return self._send(step)
@@ -373,7 +361,7 @@ class WarmUp:
                 error = (await self._end(first.kind, began)).error
             self.lost |= first.lost_by(error, time.monotonic() - began)
 
-    async def _end(self, kind: str, began: float) -> End:
+    async def _end(self, kind: str, began: float) -> protocol.End:
         """Return the next end. The log says what takes long, with the compiler that it may wait for."""
         end = asyncio.ensure_future(self._ends.get())
         while not (await asyncio.wait({end}, timeout=_WARM_UP_LINE_SECONDS))[0]:
@@ -405,7 +393,7 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
         except Exception as error:
             end(error)
 
-    def send(step: Step) -> None:
+    def send(step: protocol.Step) -> None:
         try:
             channel.send(step)
         except Disconnected as error:
@@ -438,11 +426,11 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
         running.cancel()
 
 
-def _settled(executor: AnyExecutor, lost: frozenset[str] = frozenset()) -> Ready:
+def _settled(executor: AnyExecutor, lost: frozenset[str] = frozenset()) -> protocol.Ready:
     """Return `Ready`, and freeze what is loaded: the garbage collector need not scan it again and again."""
     gc.collect()
     gc.freeze()
-    return Ready(executor.limits, executor.details, executor.features - lost)
+    return protocol.Ready(executor.limits, executor.details, executor.features - lost)
 
 
 def _watch(
@@ -477,7 +465,7 @@ def _guard(channel: Channel, executor: AsyncExecutor) -> NoReturn:
 def _fail(channel: Channel, error: Exception) -> NoReturn:
     """End the process and report the reason to the server."""
     traceback.print_exception(error)
-    channel.send_last(Failed(_described(error)))
+    channel.send_last(protocol.Failed(_described(error)))
     _exit(1)
 
 
@@ -506,7 +494,7 @@ def main() -> NoReturn:
     channel = Channel(connection)
     try:
         start = next(channel.receive(block=True))
-        assert isinstance(start, Start), f"expected Start, got {start!r}"
+        assert isinstance(start, protocol.Start), f"expected Start, got {start!r}"
         gc.set_threshold(50_000, 20, 50)
         executor = create(start)
         if hasattr(executor, "run"):

@@ -1,16 +1,7 @@
-"""The messages between the server and the engine process.
+"""The messages between the server and the engine process; see `executor.process.AnyExecutor`.
 
 Token ids in, token ids out. The server does everything that concerns text: stop strings, detokenising, `n` and
 `best_of`. A frame on the socket is a 4-byte little-endian length and a MessagePack body.
-
-What an executor promises:
-
-- `Submit` never fails; an error arrives as the request's end.
-- Steps carry new tokens only, in order.
-- Every request gets exactly one end. Its sequence slot and KV cache blocks are free once that end is sent, not before.
-  This holds for cancelled requests too: their end comes late.
-- While a request is unfinished the engine process sends a `Step` at least every few seconds; it answers `Ping` between
-  two steps. An engine process that is silent for longer is hung.
 """
 
 import contextlib

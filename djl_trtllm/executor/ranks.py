@@ -4,8 +4,6 @@ A library may notice late that one has ended: vLLM waits up to 9 seconds for the
 collective operation. And when one cannot load the model, the error only says that there is an error in the log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import multiprocessing.connection

@@ -1,7 +1,5 @@
 """The measurement: a binary search whose trials build, load and serve the model, kept in a file between runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -82,7 +80,7 @@ class Search:
     guess: int | None
 
     @classmethod
-    def over(cls, numbers: Sequence[int], known: Iterable[tuple[int, bool]] = (), guess: int | None = None) -> Search:
+    def over(cls, numbers: Sequence[int], known: Iterable[tuple[int, bool]] = (), guess: int | None = None) -> "Search":
         """The search after trials of some of the numbers, each with whether it fits; `guess` is a number."""
         places = [(bisect_right(numbers, number) - 1, fits) for number, fits in known]
         fitting = max((place for place, fits in places if fits), default=-1)

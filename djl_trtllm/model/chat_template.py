@@ -1,9 +1,5 @@
 """Render a model's chat template: messages in, prompt text out.
 
-Renders as transformers does (`apply_chat_template`), with the same sandbox, block trimming, loop controls, `{%
-generation %}` tag and helper functions. It does not import transformers, which takes seconds and imports torch if
-torch is installed.
-
 A template is a program that comes with the model, and messages are its input. So the server renders in a process of its
 own (`prepare`, `render`), where a template that loops or takes all memory ends nothing else.
 """
@@ -36,7 +32,10 @@ _NO_TEMPLATE = (
 class ChatTemplate:
     """The named templates of a model; most models have one, named `default`.
 
-    They are compiled at their first use, or by `compile`, which takes seconds for templates of megabytes.
+    They render as with transformers (`apply_chat_template`): the same sandbox, block trimming, loop controls, `{%
+    generation %}` tag and helper functions. transformers is not imported: that takes seconds, and imports torch if
+    torch is installed. The templates are compiled at their first use, or by `compile`, which takes seconds for
+    templates of megabytes.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any], origin: Path) -> None:

@@ -1,7 +1,5 @@
 """Identify the kind of model in a directory by its content, and install its requirements.txt where that is allowed."""
 
-from __future__ import annotations
-
 import enum
 import importlib.util
 import itertools
@@ -97,7 +95,7 @@ class Layout:
     """The compiled engine in the checkpoint's directory."""
     model_config: dict[str, Any] | None = None
     """config.json of the Hugging Face model that a TensorRT-LLM engine was made from, if it is one level up."""
-    draft: Layout | None = None
+    draft: "Layout | None" = None
     """The draft model that proposes tokens to this one."""
 
     @cached_property

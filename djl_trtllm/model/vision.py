@@ -210,8 +210,7 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
     Raises RefusedImageError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of
     the GIL while it decodes.
     """
-    from PIL import Image as Pictures
-    from PIL import ImageOps, UnidentifiedImageError
+    from PIL import Image as Pictures, ImageOps, UnidentifiedImageError
 
     try:
         with Pictures.open(io.BytesIO(data), formats=FORMATS) as opened:

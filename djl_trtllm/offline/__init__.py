@@ -10,10 +10,12 @@ The names are those of TensorRT-LLM's LLM API; what runs is what `djl-trtllm ser
 configuration, engine process and rolling batch. `djl-trtllm generate` is the same for files.
 """
 
-from djl_trtllm.config.options.choices import BatchingType
-from djl_trtllm.config.options.choices import ChunkingPolicy as ContextChunkingPolicy
-from djl_trtllm.config.options.choices import QuantAlgorithm as QuantAlgo
-from djl_trtllm.config.options.choices import SchedulerPolicy as CapacitySchedulerPolicy
+from djl_trtllm.config.options.choices import (
+    BatchingType,
+    ChunkingPolicy as ContextChunkingPolicy,
+    QuantAlgorithm as QuantAlgo,
+    SchedulerPolicy as CapacitySchedulerPolicy,
+)
 from djl_trtllm.offline.arguments import (
     BuildConfig,
     CalibConfig,

@@ -5,8 +5,6 @@ classes are options of this project. TensorRT-LLM's option maps say which ones: 
 that field there. On another backend the option does what it does there.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +43,7 @@ class Configuration:
     """
 
     _by_field: ClassVar[dict[str, str]] = {}
-    _by_keyword: ClassVar[dict[str, type[Configuration]]] = {}
+    _by_keyword: ClassVar[dict[str, type["Configuration"]]] = {}
 
     def __init_subclass__(cls) -> None:
         cls._by_field = _options_of(cls.__name__)

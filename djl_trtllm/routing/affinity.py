@@ -1,7 +1,5 @@
 """The replicas that probably have a prompt's beginning in their KV cache, because earlier prompts were sent there."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -36,7 +34,7 @@ class PromptKeys(NamedTuple):
     ends: tuple[bytes, ...] = ()
 
     @classmethod
-    def of(cls, body: bytes) -> PromptKeys:
+    def of(cls, body: bytes) -> "PromptKeys":
         """The keys of a request's prompt; a body in which no prompt is found is one itself."""
         adapter, prompt = _read(body)
         hasher = blake2b(digest_size=_KEY_BYTES)

@@ -1,7 +1,5 @@
 """The replicas of a fleet, and which of them gets a request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -42,7 +40,7 @@ class Question:
     refused_for: float = 0.0
 
     @classmethod
-    def of(cls, body: bytes, session: str = "", truncated: str = "") -> Question:
+    def of(cls, body: bytes, session: str = "", truncated: str = "") -> "Question":
         """A question; `body` may be a beginning only, then `truncated` distinguishes requests that begin alike."""
         return cls(PromptKeys.of(body), session, blake2b(body + truncated.encode(), digest_size=8).hexdigest())
 
@@ -224,7 +222,7 @@ class Fleet:
                 await asyncio.sleep(self._pause_seconds)
             before = end
 
-    async def _follow(self, host: str, port: int, answered: Callable[[], None]) -> _End:
+    async def _follow(self, host: str, port: int, answered: Callable[[], None]) -> "_End":
         """Check a replica once and wait for a pause, or until its connection ends.
 
         Raises ConnectionRefusedError if its process has ended, TimeoutError or another OSError if it is silent.

@@ -1,7 +1,5 @@
 """How many replicas a fleet should have."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any, NamedTuple
@@ -29,7 +27,7 @@ class Autoscaling(NamedTuple):
     concurrency: int | None
 
     @classmethod
-    def parse(cls, text: str) -> Autoscaling:
+    def parse(cls, text: str) -> "Autoscaling":
         """Read `MIN:MAX[:CONCURRENCY]`. Raises ConfigError."""
         found = _AUTOSCALE.fullmatch(text)
         least, most, concurrency = (int(each or 0) for each in found.groups()) if found else (1, 0, 0)

@@ -34,8 +34,7 @@ from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.websocket import BidirectionalStreams
-from djl_trtllm.service import engine
-from djl_trtllm.service import model as models
+from djl_trtllm.service import engine, model as models
 from djl_trtllm.service.clients import open_sessions
 from djl_trtllm.service.lifecycle import ServedModel, State
 from djl_trtllm.service.model import Model, ModelSource

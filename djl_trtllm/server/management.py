@@ -1,20 +1,4 @@
-"""DJL's management API for models, which is also that of a SageMaker multi-model container, and for LoRA adapters.
-
-    GET    /models            all of them, 100 on a page: `limit`, `next_page_token`
-    POST   /models            register: `url` and `model_name`, in the query or as JSON
-    GET    /models/{model}    describe
-    PUT    /models/{model}    scale: `min_worker`, `max_worker`
-    DELETE /models/{model}    unregister
-
-    GET    /models/{model}/adapters            all of them
-    POST   /models/{model}/adapters?name=&src= register the adapter in the model's `adapters/SRC`; also as JSON
-    GET    /models/{model}/adapters/{adapter}  one
-    DELETE /models/{model}/adapters/{adapter}  unregister
-
-The last four are below `/adapters`, too, on a server with one model: SageMaker registers there the adapters of its
-inference components. Models are registered from the model store only, because their directories may contain code. A
-server without a model store keeps the models that it was started with.
-"""
+"""DJL's management API for models, which is also that of a SageMaker multi-model container, and for LoRA adapters."""
 
 import asyncio
 import contextlib
@@ -48,7 +32,17 @@ _PAGE = 100
 
 
 class ModelRoutes:
-    """The handlers of models. `store` is the folder of models that may be registered; None: none may."""
+    """The handlers of models. `store` is the folder of models that may be registered; None: none may.
+
+    GET    /models            all of them, 100 on a page: `limit`, `next_page_token`
+    POST   /models            register: `url` and `model_name`, in the query or as JSON
+    GET    /models/{model}    describe
+    PUT    /models/{model}    scale: `min_worker`, `max_worker`
+    DELETE /models/{model}    unregister
+
+    Models are registered from the model store only, because their directories may contain code. A server without a
+    model store keeps the models that it was started with.
+    """
 
     def __init__(self, registry: Registry, store: Path | None, shutdown_timeout: float) -> None:
         self._registry = registry
@@ -244,7 +238,16 @@ _NOT_PINNED = ("Warning", '299 djl-trtllm "pin has no effect: the engine keeps t
 
 
 class AdapterRoutes:
-    """The handlers of adapters."""
+    """The handlers of adapters.
+
+    GET    /models/{model}/adapters            all of them
+    POST   /models/{model}/adapters?name=&src= register the adapter in the model's `adapters/SRC`; also as JSON
+    GET    /models/{model}/adapters/{adapter}  one
+    DELETE /models/{model}/adapters/{adapter}  unregister
+
+    They are below `/adapters`, too, on a server with one model: SageMaker registers there the adapters of its inference
+    components.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

@@ -4,8 +4,6 @@ Requests to a dialect's paths that generate are answered in `exchange`. `/docs` 
 is rendered here from `docs.html` beside this module, needs no script and loads nothing from elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re
@@ -40,8 +38,7 @@ from djl_trtllm.server.exchange import (
     raw_request,
     read_request,
 )
-from djl_trtllm.server.management import MODELS, AdapterRoutes, ModelRoutes
-from djl_trtllm.server.management import PATHS as ADAPTER_PATHS
+from djl_trtllm.server.management import MODELS, PATHS as ADAPTER_PATHS, AdapterRoutes, ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
 from djl_trtllm.server.websocket import PATH as WEBSOCKET
@@ -208,7 +205,7 @@ class Endpoint:
 
     handler: Handler
     method: str | None
-    routes: Routes
+    routes: "Routes"
     role: Role | None
     dialect: Dialect = DEFAULT
     allow: str = ""

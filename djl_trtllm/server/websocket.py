@@ -1,15 +1,4 @@
-"""SageMaker's bidirectional streaming: a WebSocket on which every message is a request, and the bounds of a WebSocket.
-
-A message is the body of a request to `/invocations`, and every part of its response is a message. Requests of one
-socket are answered one after the other. The application that answers is the server's own, so parameters, formats,
-errors and limits are those of `POST /invocations`, with the headers and the query of the handshake. A handshake needs
-what a request to `/invocations` needs: its API key, and the port of the requests.
-
-Messages are read all the time, so that pings are answered and a client that leaves is seen at once. A client that sends
-more than may wait is disconnected. uvicorn bounds a message, and pings its client. `WebSocketProtocol` parses some
-frames at a time, so that many small ones delay nobody else, counts waiting and incomplete messages as body memory, and
-gives a client a time to send its messages to their end and to read its responses.
-"""
+"""SageMaker's bidirectional streaming: every message of a WebSocket is a request. And the bounds of a WebSocket."""
 
 import asyncio
 import contextlib
@@ -63,7 +52,12 @@ def offers_websocket(headers: Sequence[tuple[bytes, bytes]]) -> bool:
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket, from its handshake on."""
+    """One WebSocket, from its handshake on, and its bounds.
+
+    uvicorn bounds a message, and pings its client. Here some frames are parsed at a time, so that many small ones delay
+    nobody else; waiting and incomplete messages count as body memory; and a client has a time to send its messages to
+    their end and to read its responses.
+    """
 
     def __init__(self, connections: Connections, addresses: Mapping[str, Any], **options: Any) -> None:
         """`addresses` are those of the HTTP connection, as ASGI has them, with its scheme."""
@@ -249,7 +243,16 @@ _UNFINISHED = "the response cannot be finished"
 
 
 class BidirectionalStreams:
-    """An ASGI application: WebSockets here, HTTP and the lifespan in `application`."""
+    """An ASGI application: WebSockets here, HTTP and the lifespan in `application`.
+
+    A message is the body of a request to `/invocations`, and every part of its response is a message. Requests of one
+    socket are answered one after the other. The application that answers is the server's own, so parameters, formats,
+    errors and limits are those of `POST /invocations`, with the headers and the query of the handshake. A handshake
+    needs what a request to `/invocations` needs: its API key, and the port of the requests.
+
+    Messages are read all the time, so that pings are answered and a client that leaves is seen at once. A client that
+    sends more than may wait is disconnected.
+    """
 
     def __init__(self, application: ASGIApp, context: ServerContext) -> None:
         self._application = application

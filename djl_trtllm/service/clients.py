@@ -1,7 +1,5 @@
 """The client of each request and its priority, and how many requests a client has at once."""
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 import json
@@ -50,7 +48,7 @@ class Caller(msgspec.Struct, frozen=True):
     `salt` is the group whose prompts it may reuse.
     """
 
-    clients: Clients
+    clients: "Clients"
     client: str
     share: str
     priority: int

@@ -42,8 +42,7 @@ from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.executor.protocol import Feature, Start
 from djl_trtllm.request import Adapter, Consumer, GenerationRequest, OutputChunk
-from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
-from djl_trtllm.service.adapters import Adapters, adapter_roots
+from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER, Adapters, adapter_roots
 from djl_trtllm.service.engine import Engine
 from djl_trtllm.service.model import Model
 from djl_trtllm.service.prompts import PromptReader, ReadPrompt

@@ -1,13 +1,4 @@
-"""Measured points: how fast a model was on a machine under a load, in a file that a user may read, edit and delete.
-
-Each line is a point. Of points of the same model, engine, GPUs, precision and load the last one counts:
-
-    {"model": "1f0c...", "name": "llama-8b", "engine": "vllm", "version": "0.26.0", "gpu": "H100", "gpus": 1,
-     "precision": "bfloat16", "isl": 114, "osl": 256, "clients": 256, "tokens_per_second": 18681.0, ...}
-
-The file is `points.jsonl` in the engine cache (`Config.engine_cache_dir`). `bench --record` and `versus` write points,
-`size` and `advise` correct their predictions by them.
-"""
+"""Measured points: how fast a model was on a machine under a load, in a file that a user may read, edit and delete."""
 
 import hashlib
 from collections.abc import Mapping
@@ -38,7 +29,15 @@ _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The speed of one model on one machine under one load, in seconds and tokens per second."""
+    """The speed of one model on one machine under one load, in seconds and tokens per second: a line of the file.
+
+    {"model": "1f0c...", "name": "llama-8b", "engine": "vllm", "version": "0.26.0", "gpu": "H100", "gpus": 1,
+     "precision": "bfloat16", "isl": 114, "osl": 256, "clients": 256, "tokens_per_second": 18681.0, ...}
+
+    The file is `points.jsonl` in the engine cache (`Config.engine_cache_dir`). `bench --record` and `versus` write
+    points, `size` and `advise` correct their predictions by them. Of points of the same model, engine, GPUs, precision
+    and load the last one counts.
+    """
 
     model: _Name  # `fingerprint` of the checkpoint
     name: _Name  # the model as it was named, for readers

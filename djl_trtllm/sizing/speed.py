@@ -1,12 +1,4 @@
-"""How fast a model generates: a roofline of prefill and decode, from its sizes and what the GPU's data sheet says.
-
-A decode step takes as long as the longest of three: reading weights and KV cache, multiplying, and the host's own work.
-`clients` requests of `isl` tokens in and `osl` out, which run at a time, take
-
-    clients x prefill(isl) + osl x step(clients)        seconds for clients x osl tokens
-
-docs/sizing.md says how near it is to published measurements, and where it is off.
-"""
+"""How fast a model generates: a roofline of prefill and decode, from its sizes and what the GPU's data sheet says."""
 
 import math
 from collections import Counter, defaultdict
@@ -141,7 +133,15 @@ class Speed:
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of a step and of a prompt on one rank, and from them the speed of a load."""
+    """Seconds of a step and of a prompt on one rank, and from them the speed of a load.
+
+    A decode step takes as long as the longest of three: reading weights and KV cache, multiplying, and the host's own
+    work. `clients` requests of `isl` tokens in and `osl` out, which run at a time, take
+
+        clients x prefill(isl) + osl x step(clients)        seconds for clients x osl tokens
+
+    docs/sizing.md says how near it is to published measurements, and where it is off.
+    """
 
     rank: Rank
     constants: Constants

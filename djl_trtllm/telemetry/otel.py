@@ -2,10 +2,6 @@
 
 Both are made when a request has ended, from the times that are known then, so nothing is done for a token. Threads of
 OpenTelemetry send them, and drop those that they cannot send.
-
-A request has a span, with the names of the semantic conventions for generative AI and those that vLLM and TensorRT-LLM
-use, and its phases as children: receive, queue, prefill, decode. Metrics have the names, units and buckets of these
-conventions.
 """
 
 import os
@@ -51,7 +47,11 @@ def exporter(kind: Literal["trace", "metric"], protocol: str, endpoint: str | No
 
 
 class SpanTraces:
-    """Makes the spans. Sampler, limits, batches and resource are those of the environment's OTEL_* variables."""
+    """Makes the spans. Sampler, limits, batches and resource are those of the environment's OTEL_* variables.
+
+    A request has a span, with the names of the semantic conventions for generative AI and those that vLLM and
+    TensorRT-LLM use, and its phases as children: receive, queue, prefill, decode.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
@@ -179,7 +179,10 @@ _BUCKETS = {
 
 
 class OtelMetrics:
-    """Records requests. Interval, limits and resource are those of the environment's OTEL_* variables."""
+    """Records requests. Interval, limits and resource are those of the environment's OTEL_* variables.
+
+    Metrics have the names, units and buckets of the semantic conventions.
+    """
 
     def __init__(self, reader: MetricReader) -> None:
         views = [

@@ -5,8 +5,6 @@ and what docker takes before the image is reported as not translated. What is wr
 reason of each line as comments, and at its end those of lost settings.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -10,8 +10,6 @@ others. For example the row `enable_kv_cache_reuse` is `enable_prefix_caching` i
 SGLang.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import operator
@@ -414,7 +412,7 @@ class Line:
         """`same` where the engine does the same with the line, `near`, or `lost` where it has no line."""
         return "lost" if self.name is None else "near" if self.reason else "same"
 
-    def lost(self, reason: str) -> Line:
+    def lost(self, reason: str) -> "Line":
         return replace(self, name=None, value=None, reason=reason)
 
     def as_json(self) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from djl_trtllm.bench.apis import read_prompts
 from djl_trtllm.bench.client import Target
 from djl_trtllm.bench.figures import Figures
 from djl_trtllm.bench.report import Chart, Line, picture, plan_as_json
-from djl_trtllm.bench.session import Plan, Result, Sweep
-from djl_trtllm.bench.session import run_here as run_load
+from djl_trtllm.bench.session import Plan, Result, Sweep, run_here as run_load
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.listing import number, seconds

@@ -18,8 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given as draws
-from hypothesis import strategies as st
+from hypothesis import given as draws, strategies as st
 
 from djl_trtllm.api.base import Call, Dialect, RawRequest, ResponseEncoder
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS

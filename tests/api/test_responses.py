@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from djl_trtllm.api.base import Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.api.chat import Parsing, ToolUse

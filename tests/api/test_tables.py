@@ -13,8 +13,7 @@ import orjson
 from djl_trtllm import errors
 from djl_trtllm.api.base import Dialect, Operation, RawRequest
 from djl_trtllm.api.chat import TOOLS
-from djl_trtllm.api.dialects import embeddings, messages, rerank, tgi, truss
-from djl_trtllm.api.dialects import responses as answers
+from djl_trtllm.api.dialects import embeddings, messages, rerank, responses as answers, tgi, truss
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_FIELDS, INPUTS_PARAMETERS, VECTOR_FIELDS
 from djl_trtllm.api.dialects.openai import dialect as openai
 from djl_trtllm.api.dialects.triton.inference import ENSEMBLE, LLM_API, NOT_PRODUCED

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends import installed as installed_module
-from djl_trtllm.backends import planning
+from djl_trtllm.backends import installed as installed_module, planning
 from djl_trtllm.backends.base import Bound, Built, backend_named, backends
 from djl_trtllm.backends.installed import classes_of, folder_of, is_of_transformers, tables_of, version_of
 from djl_trtllm.backends.planning import (

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as RawTokenizer, decoders, models, normalizers, pre_tokenizers
 
 from djl_trtllm.batching.admission import BatchLimits, SequenceLimits, Translator, refusals, supported
 from djl_trtllm.batching.sequence import OutputSequence

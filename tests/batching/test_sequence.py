@@ -8,10 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from hypothesis import given, strategies as st
+from tokenizers import Tokenizer as RawTokenizer, decoders, models, pre_tokenizers
 
 from djl_trtllm.batching.sequence import (
     Detokenizer,

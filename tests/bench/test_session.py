@@ -13,8 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from djl_trtllm.bench import session
-from djl_trtllm.bench import session as module
+from djl_trtllm.bench import session, session as module
 from djl_trtllm.bench.apis import Requests, synthetic
 from djl_trtllm.bench.client import Client, Target, clock
 from djl_trtllm.bench.figures import Figures

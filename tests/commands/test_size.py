@@ -24,7 +24,6 @@ from djl_trtllm.engines.hardware import Gpu, GpuState
 from djl_trtllm.errors import ModelError, SizingError
 from djl_trtllm.finder.trial import TrialLoad
 from djl_trtllm.sizing.machines import Machine, of_gpu, of_instance, of_memory
-from tests import sizing
 from tests.commands.conftest import BIG, described, report, request
 from tests.engines.helpers import write_tensorrt_engine
 from tests.finder.conftest import Played, model_with
@@ -138,7 +137,7 @@ def test_max_seq_len_bounds_the_sequences_that_are_counted(model: str) -> None:
     assert "option.max_seq_len of 1000" in " ".join(found["warnings"])
 
 
-CAPACITIES = json.loads((Path(sizing.__file__).parent / "kv_capacity.json").read_text())["rows"]
+CAPACITIES = json.loads((Path(__file__).parents[1] / "sizing" / "kv_capacity.json").read_text())["rows"]
 CHECKPOINTS = {"Llama-3.1-8B": llama(max_position_embeddings=131_072), "Qwen3-32B-FP8": qwen3_32b_fp8()}
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import javaproperties
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from djl_trtllm.config import Origin, load
 from djl_trtllm.config.options import OPTIONS

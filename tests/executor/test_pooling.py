@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from djl_trtllm.executor.pooling import LEAST_FILLED, PoolingExecutor, Vectors, next_batch
 from djl_trtllm.executor.protocol import Submit

@@ -17,9 +17,11 @@ import psutil
 import pytest
 
 from djl_trtllm.api.dialects.lmi import dialect as lmi
-from djl_trtllm.backends.openvino.executor import FEATURES as OPENVINO_FEATURES
-from djl_trtllm.backends.openvino.executor import GUIDES as OPENVINO_GUIDES
-from djl_trtllm.backends.openvino.executor import generation_config
+from djl_trtllm.backends.openvino.executor import (
+    FEATURES as OPENVINO_FEATURES,
+    GUIDES as OPENVINO_GUIDES,
+    generation_config,
+)
 from djl_trtllm.backends.scripted.executor import ScriptedExecutor
 from djl_trtllm.backends.tensorrt_llm.names import members
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler

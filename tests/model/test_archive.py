@@ -20,12 +20,10 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from djl_trtllm.errors import ArchiveError, LayoutError, ModelError
-from djl_trtllm.model import archive as archives
-from djl_trtllm.model import work_directory
+from djl_trtllm.model import archive as archives, work_directory
 from djl_trtllm.model.archive import extract, is_archive, open_model, package
 from djl_trtllm.model.work_directory import SPARE_BYTES, TEMPORARY_PREFIX, is_abandoned, marked, temporary_directory
 from tests.support.tables import by_rows

@@ -15,10 +15,8 @@ import jinja2
 import pytest
 import sentencepiece
 import tokenizers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from tokenizers import Regex, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as RawTokenizer
+from hypothesis import HealthCheck, given, settings, strategies as st
+from tokenizers import Regex, Tokenizer as RawTokenizer, decoders, models, pre_tokenizers
 from tokenizers.decoders import DecodeStream
 
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, TokenizerError

@@ -146,3 +146,10 @@ def test_a_dialect_is_small() -> None:
         lengths[name] += len(file.read_text(encoding="utf-8").splitlines())
     assert len(lengths) > 5
     assert {name for name, length in lengths.items() if length > MOST_LINES_OF_A_DIALECT} == OF_SEVERAL_PROTOCOLS
+
+
+def test_a_fixture_of_a_package_has_one() -> None:
+    """Without `__init__.py` its server would stay to the end of the run."""
+    fixtures = [file for file in ROOT.glob("tests/**/conftest.py") if 'scope="package"' in file.read_text()]
+    assert fixtures
+    assert [file for file in fixtures if not (file.parent / "__init__.py").exists()] == []

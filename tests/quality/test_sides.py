@@ -18,8 +18,7 @@ from djl_trtllm.quality.figures import Continuation, Position
 from djl_trtllm.quality.sides import Asked, open_side
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, SequenceResult, Token
 from tests.support.models import scripted_model
-from tests.support.stub_http import Asked as Arrived
-from tests.support.stub_http import stub_server, whole
+from tests.support.stub_http import Asked as Arrived, stub_server, whole
 
 TEXT = Prompt(1, "Once upon a time")
 MESSAGES = [{"role": "user", "content": "Hello"}]

@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from djl_trtllm.config import Options
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.websocket import PATH, BidirectionalStreams, WebSocketProtocol
-from tests.server.application import GET
-from tests.server.application import Peer as HttpPeer
+from tests.server.application import GET, Peer as HttpPeer
 from tests.support.client import BINARY, CONTINUATION, HANDSHAKE, PING_FRAME, TEXT, frame
 from tests.support.virtual_time import at_end, until
 

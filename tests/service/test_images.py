@@ -17,8 +17,8 @@ import pytest
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model.vision import Vision
 from djl_trtllm.request import Image, ImageSource
-from djl_trtllm.service import images
-from djl_trtllm.service.images import read_images
+from djl_trtllm.service import prompts as images
+from djl_trtllm.service.prompts import read_images
 from tests.support.tables import by_rows
 from tests.support.vision import data_url, encoded, picture, png
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from djl_trtllm.config.options.choices import KvCacheDType, QuantAlgorithm, Quantization
 from djl_trtllm.errors import LayoutError, SizingError

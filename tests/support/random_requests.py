@@ -8,12 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from djl_trtllm.api.dialects import embeddings as embeddings
-from djl_trtllm.api.dialects import messages as messages
-from djl_trtllm.api.dialects import rerank as rerank
-from djl_trtllm.api.dialects import responses as responses
-from djl_trtllm.api.dialects import tgi as tgi
-from djl_trtllm.api.dialects import truss as truss
+from djl_trtllm.api.dialects import (
+    embeddings as embeddings,
+    messages as messages,
+    rerank as rerank,
+    responses as responses,
+    tgi as tgi,
+    truss as truss,
+)
 from djl_trtllm.api.dialects.lmi import dialect as lmi
 from djl_trtllm.api.dialects.openai import dialect as openai
 from djl_trtllm.api.dialects.triton import inference as triton

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tables import by_table
-from tools.images import __main__ as command
-from tools.images import contents, stand_ins
+from tools.images import __main__ as command, contents, stand_ins
 from tools.images.engine import EngineError, count_steps, find_engine
 from tools.images.source import served_source
 

@@ -12,8 +12,7 @@ from types import MappingProxyType
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api import base
-from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import base, parameters as kinds
 from djl_trtllm.api.families import OPENAI_PREFIXES, HuggingFaceLike, OpenAiLike
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, read_object

@@ -1,15 +1,4 @@
-"""Anthropic's Messages as a dialect: `/v1/messages` and `/v1/messages/count_tokens`.
-
-An answer is a `message`, or its events.
-
-Source: the types of Anthropic's Python package 2.14 (`types/message_create_params.py`) and what Claude Code 2.1 sends.
-A request becomes a chat in OpenAI's form (`api.chat`): tool results are messages of the role `tool`, thinking is
-`reasoning_content`. It samples unless its temperature is 0, as Anthropic's default temperature is 1.
-
-Fields that mean nothing to a model of one's own (`metadata`, `service_tier`, `cache_control`, ...) are accepted: equal
-prompt beginnings are reused by themselves, and usage says how much was. Tools that run on Anthropic's servers, and
-fields whose effect an answer would lack, are refused by name.
-"""
+"""Anthropic's Messages as a dialect: `/v1/messages` and `/v1/messages/count_tokens`."""
 
 import secrets
 from collections.abc import Sequence
@@ -20,9 +9,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import chat, content
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import chat, content, parameters as kinds, sampling as shared
 from djl_trtllm.api.base import (
     Call,
     ModelContext,
@@ -435,7 +422,16 @@ _PATH, _COUNT = "/v1/messages", "/v1/messages/count_tokens"
 
 
 class Messages(OpenAiLike):
-    """Anthropic's Messages, whole and as events, and the count of their tokens."""
+    """Anthropic's Messages, whole (a `message`) and as events, and the count of their tokens.
+
+    Source: the types of Anthropic's Python package 2.14 (`types/message_create_params.py`) and what Claude Code 2.1
+    sends. A request becomes a chat in OpenAI's form (`api.chat`): tool results are messages of the role `tool`,
+    thinking is `reasoning_content`. It samples unless its temperature is 0, as Anthropic's default temperature is 1.
+
+    Fields that mean nothing to a model of one's own (`metadata`, `service_tier`, `cache_control`, ...) are accepted:
+    equal prompt beginnings are reused by themselves, and usage says how much was. Tools that run on Anthropic's
+    servers, and fields whose effect an answer would lack, are refused by name.
+    """
 
     title = "Anthropic Messages"
     paths = (_PATH,)

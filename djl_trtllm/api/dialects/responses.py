@@ -1,14 +1,4 @@
-"""OpenAI's Responses as a dialect: `/v1/responses`, and stored responses below it.
-
-Source: the types of OpenAI's Python package 3.57 (`types/responses/`) and what Codex 0.171 and the Agents SDK send. A
-request becomes a chat (`api.chat`): its items are messages, `instructions` and the role `developer` are the system's.
-The answer is a `response`, or its events.
-
-A response is stored unless `store` is false (`api.kept`): `previous_response_id` begins with its conversation, and an
-`item_reference` means one of its items. What OpenAI's servers would run (`background`, hosted tools, conversations,
-prompt templates) is refused by name. A tool that searches the web or makes images is left out, and a header says so,
-because Codex sends one with every request.
-"""
+"""OpenAI's Responses as a dialect: `/v1/responses`, and stored responses below it."""
 
 import re
 import secrets
@@ -23,9 +13,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import chat, content
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import chat, content, parameters as kinds, sampling as shared
 from djl_trtllm.api.base import Call, ModelContext, ModelStatus, RawRequest, Reply, dump_line, read_json
 from djl_trtllm.api.chat import Parsing, as_opaque
 from djl_trtllm.api.families import OpenAiLike, error_object
@@ -399,7 +387,17 @@ _PATH, _STORED = "/v1/responses", "/v1/responses/{response}"
 
 
 class Responses(OpenAiLike):
-    """OpenAI's Responses, whole and as events, and stored ones."""
+    """OpenAI's Responses, whole (a `response`) and as events, and stored ones.
+
+    Source: the types of OpenAI's Python package 3.57 (`types/responses/`) and what Codex 0.171 and the Agents SDK send.
+    A request becomes a chat (`api.chat`): its items are messages, `instructions` and the role `developer` are the
+    system's.
+
+    A response is stored unless `store` is false (`api.kept`): `previous_response_id` begins with its conversation, and
+    an `item_reference` means one of its items. What OpenAI's servers would run (`background`, hosted tools,
+    conversations, prompt templates) is refused by name. A tool that searches the web or makes images is left out, and a
+    header says so, because Codex sends one with every request.
+    """
 
     title = "OpenAI Responses"
     paths = (_PATH,)

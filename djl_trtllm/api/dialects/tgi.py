@@ -1,10 +1,4 @@
-"""TGI's API: `/generate`, `/generate_stream`, and `POST /`, which is either.
-
-Sources: `router/src/lib.rs`, `server.rs` and `infer/mod.rs` of TGI (db931fc). A request samples if `do_sample` is true,
-or if `temperature`, `top_k` or `top_p` asks for it. `best_of` generates as many sequences and returns them all, the
-best first. In a stream every token is an event. If the end comes without a token (a stop string removed the text), the
-last event's token repeats the last id with an empty text and is special, so that joined texts are right.
-"""
+"""TGI's API: `/generate`, `/generate_stream`, and `POST /`, which is either."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from djl_trtllm import errors
-from djl_trtllm.api import base, texts
-from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import base, parameters as kinds, texts
 from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.families import HuggingFaceLike, hugging_face_error
 from djl_trtllm.api.openapi import read_operations
@@ -158,7 +151,12 @@ FIELDS = Table(
 
 
 class Tgi(HuggingFaceLike):
-    """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`."""
+    """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`.
+
+    Sources: `router/src/lib.rs`, `server.rs` and `infer/mod.rs` of TGI (db931fc). A request samples if `do_sample` is
+    true, or if `temperature`, `top_k` or `top_p` asks for it. `best_of` generates as many sequences and returns them
+    all, the best first.
+    """
 
     title = "Text Generation Inference (TGI)"
     paths = ("/generate", "/generate_stream", "/")

@@ -1,10 +1,4 @@
-"""The API of Truss's TensorRT-LLM template: a prompt in, raw text out.
-
-Sources: the README of the template, and its `model/model.py` (truss-examples 5da3ff6) where they disagree: `max_tokens`
-are new tokens (the README counts the prompt among them) and `beam_width` is 1 by default (the README: 50). Errors have
-Baseten's headers (`truss/templates/server/common/errors.py`, truss 0bee989): error code 500 where the server fails, 600
-where the model does, 700 where the request is at fault.
-"""
+"""The API of Truss's TensorRT-LLM template: a prompt in, raw text out."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -13,8 +7,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api import base
-from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import base, parameters as kinds
 from djl_trtllm.api.content import MESSAGES, read_texts
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, check_text, read_object, read_words
@@ -71,7 +64,13 @@ FIELDS = Table(
 
 
 class Truss(base.Dialect):
-    """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`."""
+    """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`.
+
+    Sources: the README of the template, and its `model/model.py` (truss-examples 5da3ff6) where they disagree:
+    `max_tokens` are new tokens (the README counts the prompt among them) and `beam_width` is 1 by default (the README:
+    50). Errors have Baseten's headers (`truss/templates/server/common/errors.py`, truss 0bee989): error code 500 where
+    the server fails, 600 where the model does, 700 where the request is at fault.
+    """
 
     title = "Truss"
     paths = ("/v1/models/{model}:predict", "/predict")

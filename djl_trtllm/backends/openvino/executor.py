@@ -1,13 +1,4 @@
-"""OpenVINO GenAI's `ContinuousBatchingPipeline` as an executor: in-flight batching with a paged KV cache on the CPU.
-
-Beyond the protocol, the caller must never submit more requests than their KV cache blocks (prompt and whole output,
-plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule nothing loses every live request
-(`IGNORED`); the rolling batch's admission prevents that.
-
-OpenVINO GenAI takes prompts with images as text, which it tokenises, and pixels, which its processor reads. The ids of
-the server become the text that gives the same ids again. After a prompt the engine takes no tokens, so that
-a sequence that goes on in another process begins anew there (`Limits.repeats`).
-"""
+"""OpenVINO GenAI's `ContinuousBatchingPipeline` as an executor: in-flight batching with a paged KV cache on the CPU."""
 
 import secrets
 from collections import deque
@@ -45,7 +36,12 @@ def refusal(error: Exception) -> str | Refusal:
 
 
 class ImagePrompts(images.ImagePrompts):
-    """The `executor.images.ImagePrompts` of OpenVINO. `tokenizer` is the pipeline's."""
+    """The `executor.images.ImagePrompts` of OpenVINO. `tokenizer` is the pipeline's.
+
+    OpenVINO GenAI takes prompts with images as text, which it tokenises, and pixels, which its processor reads. The ids
+    of the server become the text that gives the same ids again. After a prompt the engine takes no tokens, so that a
+    sequence that goes on in another process begins anew there (`Limits.repeats`).
+    """
 
     def __init__(self, engine_dir: Path, tokenizer: Any) -> None:
         super().__init__(engine_dir)
@@ -169,7 +165,12 @@ def _new(
 
 
 class OpenVinoExecutor(GatedExecutor):
-    """The `GatedExecutor` of OpenVINO GenAI."""
+    """The `GatedExecutor` of OpenVINO GenAI.
+
+    Beyond the protocol, the caller must never submit more requests than their KV cache blocks (prompt and whole output,
+    plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule nothing loses every live request
+    (`IGNORED`); the rolling batch's admission prevents that.
+    """
 
     def __init__(
         self,

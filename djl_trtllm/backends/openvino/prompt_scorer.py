@@ -1,10 +1,4 @@
-"""Log-probabilities of prompts, by the model itself beside the pipeline.
-
-The pipeline's own (`echo`) are those of the chosen tokens only, are lost where a prompt's beginning comes from the
-prefix cache, and are wrong for a request that is not the first of its batch (openvino-genai 2026.4,
-`_fill_prompt_log_probs`). So the model is compiled a second time, for the first prompt that wants them, and takes a
-piece of a prompt in each iteration of the engine, so that the sequences of the pipeline go on meanwhile.
-"""
+"""Log-probabilities of prompts, by the model itself beside the pipeline."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -25,7 +19,14 @@ _OF_THE_PIPELINE = frozenset({"KV_CACHE_PRECISION"})
 
 
 class PromptScorer:
-    """Scores one prompt after the other. It is true while any is held."""
+    """Scores one prompt after the other. It is true while any is held.
+
+    The pipeline's own log-probabilities (`echo`) are those of the chosen tokens only, are lost where a prompt's
+    beginning comes from the prefix cache, and are wrong for a request that is not the first of its batch
+    (openvino-genai 2026.4, `_fill_prompt_log_probs`). So the model is compiled a second time, for the first prompt that
+    wants them, and takes a piece of a prompt in each iteration of the engine, so that the sequences of the pipeline go
+    on meanwhile.
+    """
 
     def __init__(self, engine_dir: Path, properties: dict[str, Any], vocabulary: int) -> None:
         self._xml = engine_dir / MODEL_XML

@@ -1,12 +1,4 @@
-"""An executor without a model: it repeats the prompt at a given speed, and fails where the script says so.
-
-It is for tests (faults at a chosen token) and benchmarks (an engine of known speed). Every request's k-th token is the
-prompt's token k modulo its length, so that a test knows the expected text. As with a model, the next token follows from
-all tokens so far: a prompt that repeats itself, such as that of a request which goes on in another engine process, is
-repeated with its period.
-
-For models that embed or score, what a text becomes follows from its token ids.
-"""
+"""An executor without a model: it repeats the prompt at a given speed, and fails where the script says so."""
 
 import os
 import signal
@@ -35,7 +27,10 @@ class PoolingScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class ScriptedPoolingExecutor(PoolingExecutor):
-    """See `PoolingExecutor`. `script` has the members of `PoolingScript`."""
+    """See `PoolingExecutor`. `script` has the members of `PoolingScript`.
+
+    The vector of a text follows from its token ids.
+    """
 
     def __init__(self, *, script: dict[str, Any], **limits: Any) -> None:
         self._script = msgspec.convert(script, PoolingScript)
@@ -113,7 +108,13 @@ class _Sequence:
 
 
 class ScriptedExecutor:
-    """See `djl_trtllm.executor.process.Executor`; the options are those of `Script`."""
+    """See `djl_trtllm.executor.process.Executor`; the options are those of `Script`.
+
+    It is for tests (faults at a chosen token) and benchmarks (an engine of known speed). Every request's k-th token is
+    the prompt's token k modulo its length, so that a test knows the expected text. As with a model, the next token
+    follows from all tokens so far: a prompt that repeats itself, such as that of a request which goes on in another
+    engine process, is repeated with its period.
+    """
 
     def __init__(self, **options: Any) -> None:
         self._script = script = msgspec.convert(options, Script)

@@ -1,23 +1,4 @@
-"""Hugging Face checkpoints that TensorRT-LLM refuses, formats that a GPU lacks, and names for its converters.
-
-Quantised checkpoints: found in TensorRT-LLM's `llmapi/llm_utils.py` (`_update_from_hf_quant_config`: 37,826 characters,
-about 1.2; 28,262 characters, about 1.4) and `_torch/model_config.py` (`load_hf_quant_config`: 26,037 and 35,548
-characters, about 1.2; 67,333 characters, about 1.4). ModelOpt's hf_quant_config.json counts before the
-`quantization_config` of config.json. Another `quant_method` than those below raises NotImplementedError while the model
-is loaded or compiled, after minutes. `TrtLlmArgs` has no `moe_config`, which `mxfp4` is read with.
-
-GPUs: what TensorRT-LLM refuses after it has loaded the checkpoint, in `llmapi/llm_args.py` (`validate_dtype`, 1.2rc and
-1.3rc-mid), `builder.py` of 66,173 characters (`build`, before 1.2) and `plugin/plugin.py` of 29,952 characters
-(`PluginConfig.validate`, 1.2).
-
-Converters: they recognise ChatGLM's versions and the variants of GPT-2 by the path of the checkpoint only
-(`tensorrt_llm/models/{chatglm,gpt}/config.py`, 1.2), and SageMaker's path is always `/opt/ml/model`. So the compiler
-reads these checkpoints through a link that has the name.
-
-Code: TensorRT-LLM's PyTorch backend reads a checkpoint with `trust_remote_code=True` for the sake of pictures and
-sound, also where its own argument says False (`create_input_processor` in `inputs/registry.py`, 1.0 to 1.4). So it gets
-a folder of links to the checkpoint's files in which no configuration names code (`auto_map`).
-"""
+"""Hugging Face checkpoints that TensorRT-LLM refuses, formats that a GPU lacks, and names for its converters."""
 
 import json
 import tempfile
@@ -41,7 +22,12 @@ _KEY = "auto_map"
 
 
 def without_code(checkpoint: Path) -> Path:
-    """Return the checkpoint itself if it names no code, else a folder in TMPDIR, which goes with the engine process."""
+    """Return the checkpoint itself if it names no code, else a folder in TMPDIR, which goes with the engine process.
+
+    TensorRT-LLM's PyTorch backend reads a checkpoint with `trust_remote_code=True` for the sake of pictures and sound,
+    also where its own argument says False (`create_input_processor` in `inputs/registry.py`, 1.0 to 1.4). So it gets a
+    folder of links to the checkpoint's files in which no configuration names code (`auto_map`).
+    """
     changed = {path.name: text for path in sorted(checkpoint.glob("*.json")) if (text := _without_code(path))}
     if not changed:
         return checkpoint
@@ -85,7 +71,14 @@ _METHODS = {"nvfp4": _FROM_1_4, "mxfp8": _FROM_1_4, "modelopt": _FROM_1_4}
 
 
 def check_stored_format(layout: Layout, backend: Backend, version: str, notes: list[str]) -> None:
-    """Raise EngineError for a checkpoint that TensorRT-LLM cannot load; adds to `notes` where it is not sure."""
+    """Raise EngineError for a checkpoint that TensorRT-LLM cannot load; adds to `notes` where it is not sure.
+
+    Found in TensorRT-LLM's `llmapi/llm_utils.py` (`_update_from_hf_quant_config`: 37,826 characters, about 1.2; 28,262
+    characters, about 1.4) and `_torch/model_config.py` (`load_hf_quant_config`: 26,037 and 35,548 characters, about
+    1.2; 67,333 characters, about 1.4). ModelOpt's hf_quant_config.json counts before the `quantization_config` of
+    config.json. Another `quant_method` than those of `_taken` raises NotImplementedError while the model is loaded or
+    compiled, after minutes. `TrtLlmArgs` has no `moe_config`, which `mxfp4` is read with.
+    """
     stored = hugging_face_quantization(layout.path, layout.config or {})
     if layout.kind is not ModelKind.HF_CHECKPOINT or not stored:
         return
@@ -165,7 +158,12 @@ _INTEGERS = ("W8A16", "W4A16", "W8A8", "FP8_PER_CHANNEL_PER_TOKEN")
 
 
 def gpu_problems(config: Config, inputs: PlanInputs, hardware: Hardware, building: Arguments) -> list[str]:
-    """Return what cannot run on these GPUs; `building` are the arguments that compile an engine."""
+    """Return what cannot run on these GPUs; `building` are the arguments that compile an engine.
+
+    TensorRT-LLM refuses it after it has loaded the checkpoint, in `llmapi/llm_args.py` (`validate_dtype`, 1.2rc and
+    1.3rc-mid), `builder.py` of 66,173 characters (`build`, before 1.2) and `plugin/plugin.py` of 29,952 characters
+    (`PluginConfig.validate`, 1.2).
+    """
     problems = []
     # Unknown GPUs count as if they had bfloat16.
     has_bfloat16 = all((gpu.compute_capability or _AMPERE) >= _AMPERE for gpu in hardware.gpus)
@@ -213,7 +211,10 @@ _LARGE_VOCABULARY = 100_000
 def converter_alias(checkpoint: Path, raw: Mapping[str, Any], config: Config) -> str | None:
     """The name for a link to the checkpoint, whose config.json is `raw`; None for families that need none.
 
-    `option.chatglm_model_version` and `option.gpt_model_version` come first, then the path, then config.json.
+    TensorRT-LLM's converters recognise ChatGLM's versions and the variants of GPT-2 by the path of the checkpoint only
+    (`tensorrt_llm/models/{chatglm,gpt}/config.py`, 1.2), and SageMaker's path is always `/opt/ml/model`. So the
+    compiler reads these checkpoints through a link that has the name. `option.chatglm_model_version` and
+    `option.gpt_model_version` come first, then the path, then config.json.
     """
     path = str(checkpoint).replace("glm_4", "glm4").replace("glm-4", "glm4")
     model_type = str(raw.get("model_type"))

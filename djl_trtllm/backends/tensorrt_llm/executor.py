@@ -5,8 +5,6 @@ ships its sampling kernels as source: the first request that samples compiles th
 that serves all requests. So the engine process sends such a request before clients do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+import numpy as np
 from packaging.version import Version
 
 from djl_trtllm.backends.json_grammar import GUIDE_PROGRAM, guide_arguments
@@ -35,10 +34,9 @@ from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     ranks_below,
     trouble_of,
 )
-from djl_trtllm.backends.tensorrt_llm.image_prompts import ImagePrompts
 from djl_trtllm.backends.tensorrt_llm.mpi import load_with_ranks, prepare_mpi
 from djl_trtllm.backends.tensorrt_llm.names import build_arguments, has, module_of
-from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
+from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, ImagePrompts, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import (
     PYTORCH_READS_TAGS,
     PYTORCH_SCORES_PROMPTS,
@@ -52,6 +50,7 @@ from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.gated import Gated
 from djl_trtllm.executor.guides import AsyncGuideGate
 from djl_trtllm.executor.images import AsyncImageGate
+from djl_trtllm.executor.pooling import PoolingExecutor, Vectors
 from djl_trtllm.executor.protocol import LOGPROBS, Feature, FirstRequest, Limits, Refusal, Stats, Submit, first_requests
 from djl_trtllm.processes import compiler_below
 from djl_trtllm.request import FinishReason, Sampling
@@ -230,7 +229,7 @@ class TensorRtLlmExecutor(Gated):
         requests = first_requests_of(self.limits, self.features, self._end_id or 1)
         return [*requests, FirstRequest("a request with an image", self._prompts.first(), _IMAGES)]
 
-    async def run(self, step_buffer: StepBuffer) -> None:
+    async def run(self, step_buffer: "StepBuffer") -> None:
         """Watch that requests make progress; raises EngineLostError, or what the engine raised."""
         self._step_buffer = step_buffer
         self._lost = asyncio.get_running_loop().create_future()
@@ -563,3 +562,48 @@ def _is_ordinary(tokenizer_dir: Path) -> bool:
         return False
     has_end = isinstance(config, dict) and bool(config.get("eos_token")) and "auto_map" not in config
     return has_end and (tokenizer_dir / "tokenizer.json").is_file()
+
+
+# -- models that score -------------------------------------------------------------------------------------------------
+
+
+class TensorRtLlmPoolingExecutor(PoolingExecutor):
+    """See `PoolingExecutor`. `arguments` are those of LLM as plain data (see `build_arguments`).
+
+    `LLM.encode` runs in this process, on one GPU, without ranks, KV cache and scheduler
+    (`_torch/pyexecutor/encoder_executor.py` of about 1.4). A batch that is too large is a ValueError. What a model
+    takes beside its ids, such as the places of pairs' second texts, has to be on the GPU, and is refused with CUDA
+    graphs.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: str,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        **limits: Any,
+    ) -> None:
+        os.environ.update(environment)
+        prepare_mpi()
+        version: str = import_module("tensorrt_llm").__version__
+        if not arguments.get("trust_remote_code"):
+            model = str(without_code(Path(model)))
+        llm = class_of("LLM.pytorch", version, "LLM")
+        self._llm = llm(model=model, tokenizer=tokenizer, **build_arguments(arguments))
+        super().__init__(**limits)
+        self.details = {"TensorRT-LLM": version, "backend": "pytorch", "GPUs": 1}
+
+    def compute(self, batch: Sequence[Submit]) -> Vectors:
+        import torch
+
+        kinds = torch.tensor([kind for request in batch for kind in _kinds(request)], dtype=torch.int32, device="cuda")
+        outputs = self._llm.encode([list(request.prompt_ids) for request in batch], token_type_ids=kinds)
+        return np.array([output.logits.tolist() for output in outputs], np.float32).reshape(len(batch), -1)
+
+
+def _kinds(request: Submit) -> list[int]:
+    """A number for each token of a pair: 1 for the tokens of the second text, 0 for the others."""
+    length, second = len(request.prompt_ids), 0 if request.pooling is None else request.pooling.second
+    return [0] * (second or length) + [1] * (length - (second or length))

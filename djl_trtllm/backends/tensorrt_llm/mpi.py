@@ -1,7 +1,5 @@
 """TensorRT-LLM's ranks, started through MPI: what MPI needs, and the end of a load that waits for one in vain."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -147,7 +145,7 @@ def _is_from_mpi4py(traceback: TracebackType | None) -> bool:
 
 
 @contextlib.contextmanager
-def _bounded_pools(watch: _Watch) -> Iterator[None]:
+def _bounded_pools(watch: "_Watch") -> Iterator[None]:
     """Collect the ranks' tasks, and bound a pool's shutdown: a few seconds, or no time after a rank was lost.
 
     The tasks run with the rank's own folder of kernels.
@@ -177,7 +175,7 @@ def _bounded_pools(watch: _Watch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _guarded_launcher(watch: _Watch) -> Iterator[None]:
+def _guarded_launcher(watch: "_Watch") -> Iterator[None]:
     """Send TensorRT-LLM's workers to a launcher's ranks by `run_on_rank`, without waiting for results."""
     if not watch.launched:
         yield

@@ -234,7 +234,7 @@ class CheckpointPlan(TensorRtLlmPlan):
 class PoolingPlan(TensorRtLlmPlan):
     """A checkpoint that TensorRT-LLM scores pairs with, by `LLM.encode`."""
 
-    executor = "djl_trtllm.backends.tensorrt_llm.pooling_executor:TensorRtLlmPoolingExecutor"
+    executor = "djl_trtllm.backends.tensorrt_llm.executor:TensorRtLlmPoolingExecutor"
 
     @cached_property
     def running(self) -> Arguments:

@@ -1,24 +1,14 @@
-"""A request in TensorRT-LLM: puts each step of its result into columns.
-
-Found in TensorRT-LLM's `executor/result.py` (about 1.2): one object per request, which every step of its iteration
-changes and returns again, one step per response of the engine; `token_ids` and `logprobs` grow (before 1.2 the engine
-backend's `logprobs` are those of the last response only). A request's own failure is raised by the step as
-RequestError. The reason of the end comes with the last step: `stop` for the end id, which the engine backend leaves out
-of the tokens, and for stop words, with the word as `stop_reason`.
-
-Found in `llmapi/utils.py` (1.0 to 1.4): the thread that receives an iteration's responses puts each into the queue of
-its result, and then calls `notify` of all these queues on the event loop. By itself that sets an event, which wakes a
-task, for every response; and a step of the result costs more than all else that is done for a token. So `notify` is
-replaced by a reader, which takes what is in the queue without a task, and reads the tokens of plain responses itself.
-The result reads the others: the first and the last one, errors, log-probabilities, beams.
-"""
-
-from __future__ import annotations
+"""A request in TensorRT-LLM: its prompt where the model takes images, and the steps of its result as columns."""
 
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from djl_trtllm.backends.tensorrt_llm.names import has
+from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.executor import images
 from djl_trtllm.executor.protocol import Logprob, Ranked, Refusal, Submit
+from djl_trtllm.model.vision import content_name
 from djl_trtllm.request import FinishReason
 
 if TYPE_CHECKING:
@@ -40,19 +30,31 @@ class Heartbeat:
 
 
 class RunningRequest:
-    """`message` is the request, `end_id` the tokenizer's end token. `ended` is called after the last response, or with
-    the error that reading one raised.
+    """Reads the steps of one request's result. With beams it is several sequences, delivered when all have ended.
 
-    With beam search it is several sequences, delivered when all have ended.
+    `message` is the request, `end_id` the tokenizer's end token. `ended` is called after the last response, or with the
+    error that reading one raised.
+
+    Found in TensorRT-LLM's `executor/result.py` (about 1.2): one object per request, which every step of its iteration
+    changes and returns again, one step per response of the engine; `token_ids` and `logprobs` grow (before 1.2 the
+    engine backend's `logprobs` are those of the last response only). A request's own failure is raised by the step as
+    RequestError. The reason of the end comes with the last step: `stop` for the end id, which the engine backend leaves
+    out of the tokens, and for stop words, with the word as `stop_reason`.
+
+    Found in `llmapi/utils.py` (1.0 to 1.4): the thread that receives an iteration's responses puts each into the queue
+    of its result, and then calls `notify` of all these queues on the event loop. By itself that sets an event, which
+    wakes a task, for every response; and a step of the result costs more than all else that is done for a token. So
+    `notify` is replaced by a reader, which takes what is in the queue without a task, and reads the tokens of plain
+    responses itself. The result reads the others: the first and the last one, errors, log-probabilities, beams.
     """
 
     def __init__(
         self,
         message: Submit,
-        step_buffer: StepBuffer,
+        step_buffer: "StepBuffer",
         heartbeat: Heartbeat,
         end_id: int | None,
-        ended: Callable[[RunningRequest, Exception | None], None],
+        ended: Callable[["RunningRequest", Exception | None], None],
     ) -> None:
         self.message = message
         self.result: Any
@@ -267,3 +269,58 @@ def _ranked(entry: Any, token_id: int, most: int) -> Ranked:
     found = entry.items() if isinstance(entry, dict) else ()
     likeliest = sorted(((float(each.logprob), id_) for id_, each in found), key=lambda pair: -pair[0])[:most]
     return Ranked(_logprob(entry, token_id), [id_ for _, id_ in likeliest], [logprob for logprob, _ in likeliest])
+
+
+# -- prompts of models that take images --------------------------------------------------------------------------------
+
+
+class ImagePrompts(images.ImagePrompts):
+    """Prompts for `llm`, TensorRT-LLM's LLM of this `version`, which gets all of them as text, as from its own server.
+
+    Its processor of images makes ids and pixels of a text (`call_with_text_prompt` in
+    `_torch/models/modeling_qwen2vl.py`, 1.2 to 1.4), and turns ids into text before that. It also gives each token the
+    position that the model's rotary embedding reads. A prompt of ids without images has no such positions, and beside
+    others in a batch it gives those of one request to another (TensorRT-LLM #16944, merged for 1.4). So it comes as
+    text, too.
+
+    Blocks of the KV cache have the ids of their tokens, which are the same for all images, the images' hashes, and a
+    salt. From the first request with images on, `multimodal_hashing_supported` says whether there are hashes. Until
+    June 2026 they are of pixels without the image's size (#14603). Names of images, which go into the hashes, came with
+    1.3.
+    """
+
+    def __init__(self, directory: Path, llm: Any, version: str) -> None:
+        super().__init__(directory)
+        self._llm = llm
+        self._named = has("TextPrompt", "multi_modal_uuids", version)
+
+    def prompt(self, request: Submit, pictures: list[Any]) -> dict[str, Any]:
+        """The prompt with what `pictures` has read, as `generate_async` takes it."""
+        plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        prompt: dict[str, Any] = {"prompt": self._llm.tokenizer.decode(self.collapsed(request), **plain)}
+        if request.images:
+            prompt["multi_modal_data"] = {"image": pictures}
+            if self._named:
+                prompt["multi_modal_uuids"] = {"image": self.names(request)}
+        return prompt
+
+    def salt(self, request: Submit) -> str:
+        """The salt of a prompt: of its images too, unless TensorRT-LLM is known to hash their names."""
+        hashed = getattr(self._llm.input_processor, "multimodal_hashing_supported", None)
+        if not request.images or (self._named and hashed):
+            return request.cache_salt
+        return content_name("".join(self.names(request)).encode(), request.cache_salt)
+
+    def check(self, request: Submit, given: list[int]) -> None:
+        """Raise InvalidRequestError if TensorRT-LLM has made other tokens of the prompt than the server has counted.
+
+        Before 1.4 the tokens of images are an id beyond the vocabulary.
+        """
+        placeholder, expected = self.vision.placeholder, request.prompt_ids
+        if len(given) != len(expected) or any(
+            theirs != ours for theirs, ours in zip(given, expected, strict=True) if ours != placeholder
+        ):
+            raise InvalidRequestError(
+                "the prompt's tokens are not those of a text, and TensorRT-LLM takes the prompts of models with "
+                "images as text: send messages or a text"
+            )

@@ -2,45 +2,6 @@
 
 For example, `min_new_tokens=4` is `SamplingParams(min_tokens=4)`, and every sampler honours it. A new request field
 needs a row in `_ARGUMENTS` and a place in the list of each sampler that honours it; a field in no list is refused.
-
-Found in TensorRT-LLM's `sampling_params.py` and `llmapi/llm.py` (about 1.2): without an `end_id` of its own a request
-goes through `SamplingParams._setup`, which takes the end and padding ids from the tokenizer and turns the strings of
-`stop` and `bad` into token ids. With an `end_id` that does not happen, and a string then raises. So `end_id` is never
-passed, the LLM has a tokenizer (`skip_tokenizer_init` stays off; guided decoding needs one too), and `detokenize` is
-off: the server makes the text. The tokenizer's end id is the only one the engine knows: the other end ids of
-generation_config.json are passed as stop ids. `ignore_eos` removes the end id, and from 1.3 on all stop words too
-(#10389 of January 2026, `base_worker.py`): the server ends such requests itself. A finished stop word is removed from
-the tokens unless `include_stop_str_in_output`; here it stays, because the server cuts stop strings.
-`logprobs` 0 means none, but for beams under TorchSampler of 1.3 (see below).
-
-There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` on PyTorch, removed by #18232 in August
-2026) and `TorchSampler`, the PyTorch backend's own. Found in TensorRT-LLM's sources:
-
-- `auto` is the C++ sampler for beam search (`_torch/pyexecutor/_util.py`, `instantiate_sampler`, about 1.2), and always
-  TorchSampler from 1.3 on (#11938 of March 2026, #14487).
-- TorchSampler silently ignores what it lacks. It got bad words, penalties, no_repeat_ngram_size and min_p in July 2026
-  (#16052, #16485, #16594, #16590; until then #9442), and length_penalty, early_stopping and the diversity rate of beams
-  with #16620. Beside speculation in one model it refuses a request with a penalty or min_p unless the settings of the
-  speculation have `enable_penalty` or `advanced_sampling_mode: fused` (`docs/source/features/sampling.md`@05ce57bc,
-  about 1.4). How it is with the other ways of drafting was not read: there they count as refused, too.
-- TorchSampler draws from one generator with the seed 42 for all requests. Seeds of requests came with #17172 (August
-  2026) and `sampler/seed_manager.py`, which says that they are exact only for a request that is sampled alone, until
-  FlashInfer reads one seed per row.
-- On PyTorch every request must have `max_beam_width` beams: by an assert in the executor's loop, which ends it, in
-  `executor_request_queue.py` (about 1.2.0rc3), by an error of the request in `py_executor.py` (`_validate_request`,
-  #8433). Later versions take fewer (#16620), but the requests of one batch must still have the same number.
-- TorchSampler adds `embedding_bias` to the logits since #6464 (August 2025, 1.1). It stacks the tensors of all requests
-  anew in each iteration (#17436), so what is saved here is making one for each request.
-- Log-probabilities of prompts come with the first response, from 1.2 on for PyTorch (#7580): an entry for each token
-  but the first, and one more. Until 1.3.0rc11 (#11235, #12499; Model-Optimizer #2066) these are the most likely tokens
-  only, and the prompt's own seldom is among them. Tokens whose blocks are reused have none, without a word
-  (Model-Optimizer #1577), so such requests reuse none. The last response of a request that was aborted before its
-  first token has no logits of the prompt: an assertion fails then in the thread of all responses (`base_worker.py`,
-  `_compute_pytorch_prompt_logprobs`), which loses other requests' too.
-- Log-probabilities of beams: TorchSampler returns those of the chosen tokens only, and refuses a request whose
-  `logprobs` is not 0 (`TorchSampler.validate_request`, #11584 of February 2026). The engine backend computes them from
-  logits of the shape [tokens, vocabulary] (`compute_logprobs` in `executor/result.py`, about 1.2); those of beams have
-  one dimension more, which raises in the thread of the results and ends the LLM.
 """
 
 from collections import OrderedDict
@@ -82,7 +43,16 @@ _BEAMS = frozenset({"length_penalty", "early_stopping", "beam_search_diversity_r
 """Fields of requests with beams, honoured by the same samplers as `_SINCE_JULY`."""
 _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
 _TORCH_SAMPLER_HAS_BIASES = Version("1.1.0")
+"""TorchSampler adds `embedding_bias` to the logits since #6464 (August 2025)."""
 PYTORCH_SCORES_PROMPTS = Version("1.3.0rc11")
+"""Log-probabilities of prompts come with the first response, from 1.2 on for PyTorch (#7580): an entry for each token
+but the first, and one more. Until this version (#11235, #12499; Model-Optimizer #2066) these are the most likely tokens
+only, and the prompt's own seldom is among them.
+
+Tokens whose blocks are reused have none, without a word (Model-Optimizer #1577), so such requests reuse none. The last
+response of a request that was aborted before its first token has no logits of the prompt: an assertion fails then in
+the thread of all responses (`base_worker.py`, `_compute_pytorch_prompt_logprobs`), which loses other requests' too.
+"""
 PYTORCH_READS_TAGS = Version("1.2.0")
 """From this version on a structural tag is passed to xgrammar as it is; before, in its older form only."""
 _TORCH_SAMPLER_HAS_BEAMS = Version("1.3.0rc0")
@@ -93,6 +63,25 @@ _MOST_BIASES = 64
 
 @dataclass(frozen=True)
 class Sampler:
+    """The fields and beams that a sampler honours: that in C++, or `TorchSampler`, the PyTorch backend's own.
+
+    The one in C++ is the engine backend's, and `TRTLLMSampler` on PyTorch (removed by #18232 in August 2026). Found in
+    TensorRT-LLM's sources:
+
+    - `auto` is the C++ sampler for beam search (`_torch/pyexecutor/_util.py`, `instantiate_sampler`, about 1.2), and
+      always TorchSampler from 1.3 on (#11938 of March 2026, #14487).
+    - TorchSampler silently ignores what it lacks. It got bad words, penalties, no_repeat_ngram_size and min_p in July
+      2026 (#16052, #16485, #16594, #16590; until then #9442), and length_penalty, early_stopping and the diversity rate
+      of beams with #16620.
+    - On PyTorch every request must have `max_beam_width` beams: by an assert in the executor's loop, which ends it, in
+      `executor_request_queue.py` (about 1.2.0rc3), by an error of the request in `py_executor.py` (`_validate_request`,
+      #8433). Later versions take fewer (#16620), but the requests of one batch must still have the same number.
+    - Log-probabilities of beams: TorchSampler returns those of the chosen tokens only, and refuses a request whose
+      `logprobs` is not 0 (`TorchSampler.validate_request`, #11584 of February 2026). The engine backend computes them
+      from logits of the shape [tokens, vocabulary] (`compute_logprobs` in `executor/result.py`, about 1.2); those of
+      beams have one dimension more, which raises in the thread of the results and ends the LLM.
+    """
+
     fields: frozenset[str]
     """The fields of a request that the sampler honours."""
     seeded: bool = True
@@ -128,7 +117,12 @@ def find_sampler(version: str, backend: str, arguments: Mapping[str, Any], max_b
 
 
 def _lost_to_drafts(speculation: Mapping[str, Any] | None) -> frozenset[str]:
-    """The fields that TorchSampler does not honour beside this speculation."""
+    """The fields that TorchSampler does not honour beside this speculation.
+
+    It refuses a request with a penalty or min_p unless the settings of the speculation have `enable_penalty` or
+    `advanced_sampling_mode: fused` (`docs/source/features/sampling.md`@05ce57bc, about 1.4). The other ways of drafting
+    were not read: with them, such requests count as refused, too.
+    """
     if speculation is None:
         return frozenset()
     lost = frozenset() if speculation.get("enable_penalty") else PENALTIES
@@ -138,7 +132,9 @@ def _lost_to_drafts(speculation: Mapping[str, Any] | None) -> frozenset[str]:
 def takes_seeds() -> bool:
     """Return whether the installed TorchSampler has the module of requests' seeds.
 
-    The LLM has imported the packages above it.
+    Without it, all requests draw from one generator with the seed 42. It came with #17172 (August 2026), and says that
+    seeds are exact only for a request that is sampled alone, until FlashInfer reads one seed per row. The LLM has
+    imported the packages above it.
     """
     try:
         return find_spec(_SEED_MANAGER) is not None
@@ -149,8 +145,18 @@ def takes_seeds() -> bool:
 def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[str, Any]:
     """Return the keyword arguments of SamplingParams, without the guide; a new dict for each request, which changes it.
 
-    `max_tokens` is always passed: its default is 32, and the scheduler reserves KV cache for all of it.
-    `beam_logprobs` is what the sampler wants for `logprobs` of beams (see `Sampler`).
+    `max_tokens` is always passed: its default is 32, and the scheduler reserves KV cache for all of it. `beam_logprobs`
+    is what the sampler wants for `logprobs` of beams (see `Sampler`); otherwise 0 means none.
+
+    Found in TensorRT-LLM's `sampling_params.py` and `llmapi/llm.py` (about 1.2): without an `end_id` of its own a
+    request goes through `SamplingParams._setup`, which takes the end and padding ids from the tokenizer and turns the
+    strings of `stop` and `bad` into token ids. With an `end_id` that does not happen, and a string then raises. So
+    `end_id` is never passed, the LLM has a tokenizer (`skip_tokenizer_init` stays off; guided decoding needs one too),
+    and `detokenize` is off: the server makes the text. The tokenizer's end id is the only one the engine knows: the
+    other end ids of generation_config.json are passed as stop ids. `ignore_eos` removes the end id, and from 1.3 on all
+    stop words too (#10389 of January 2026, `base_worker.py`): the server ends such requests itself. A finished stop
+    word is removed from the tokens unless `include_stop_str_in_output`; here it stays, because the server cuts stop
+    strings.
     """
     sampling = request.sampling
     arguments: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "detokenize": False}
@@ -178,7 +184,10 @@ def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[s
 
 
 class Biases:
-    """`logit_bias` as tensors: one for each map that requests have, kept until several others have come."""
+    """`logit_bias` as tensors: one for each map that requests have, kept until several others have come.
+
+    TorchSampler stacks the tensors of all requests anew in each iteration (#17436): this saves the making of them only.
+    """
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary

@@ -4,8 +4,6 @@ For example `option.tensor_parallel_degree=max` on two GPUs is `tensor_parallel_
 left out, so that its own default for the model and the GPU counts.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Mapping

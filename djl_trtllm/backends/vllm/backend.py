@@ -3,8 +3,6 @@
 The installed package is found and read without importing it.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Mapping
@@ -99,7 +97,7 @@ class VllmBackend(EngineBackend):
 
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
-    ) -> CheckpointPlan:
+    ) -> "CheckpointPlan":
         """Derive the plan. Raises EngineError, and ConfigError with all problems."""
         problems: list[str] = []
         notes: list[str] = []
@@ -204,7 +202,7 @@ class VllmPlan(CheckpointPlan):
 class VllmPoolingPlan(CheckpointPlan):
     """The plan of a model that embeds or scores."""
 
-    executor = "djl_trtllm.backends.vllm.pooling_executor:VllmPoolingExecutor"
+    executor = "djl_trtllm.backends.vllm.executor:VllmPoolingExecutor"
 
     def executor_options(self) -> dict[str, Any]:
         return super().executor_options() | self.pooling_options(self.arguments["max_num_batched_tokens"])

@@ -1,12 +1,4 @@
-"""vLLM's engine core as an executor: its scheduler and its model run in the engine process, whose loop runs them.
-
-Found in vLLM's sources (0.26 to 0.33). With VLLM_ENABLE_V1_MULTIPROCESSING=0 `LLMEngine.engine_core` is a client whose
-`get_output` runs one iteration: it schedules, executes, and returns what came of the batch (with asynchronous
-scheduling of the batch before, so that the first iteration has no output). `LLMEngine.step` would make text and objects
-of it for each request; nothing here needs them. A prompt that has a `type` is taken as it is, others go through a
-renderer. `abort_requests` gives back the KV cache at once, and nothing is heard of the request any more. A request
-whose guide is being compiled waits in the scheduler, whose iterations are empty meanwhile.
-"""
+"""vLLM's engine core as an executor: its scheduler and its model run in the engine process, whose loop runs them."""
 
 from __future__ import annotations
 
@@ -20,26 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from djl_trtllm.backends.json_grammar import GUIDE_PROGRAM, guide_arguments
 from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.config.options.choices import GuidedDecoding
-from djl_trtllm.executor import images
+from djl_trtllm.executor import images, protocol
 from djl_trtllm.executor.gated import WAIT_SECONDS, GatedExecutor
-from djl_trtllm.executor.protocol import (
-    GUIDES,
-    IMAGES,
-    Feature,
-    Limits,
-    Logprob,
-    Ranked,
-    Refusal,
-    Stats,
-    Step,
-    Submit,
-    first_requests,
-)
+from djl_trtllm.executor.pooling import PoolingExecutor, Vectors
 from djl_trtllm.executor.ranks import Ranks
 from djl_trtllm.request import Adapter, FinishReason
 
@@ -83,7 +64,7 @@ FEATURES: frozenset[str] = frozenset(
         "prompt_logprobs",
         "logit_bias",
         "cache_salt",
-        Feature.LOGPROBS,
+        protocol.Feature.LOGPROBS,
     }
 )
 """The features that vLLM honours, see `Ready.features`."""
@@ -102,7 +83,7 @@ def checks_sampled_drafts() -> bool:
     return bool(expanded.tolist() == [0.5, 0.25, 0.25])
 
 
-def sampling_arguments(request: Submit) -> dict[str, Any]:
+def sampling_arguments(request: protocol.Submit) -> dict[str, Any]:
     """Return the keyword arguments of SamplingParams, without the guide. Stop strings are the server's."""
     sampling = request.sampling
     arguments: dict[str, Any] = {argument: getattr(sampling, name) for name, argument in _ARGUMENTS.items()}
@@ -124,7 +105,7 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
     return arguments
 
 
-def token_prompt(request: Submit) -> dict[str, Any]:
+def token_prompt(request: protocol.Submit) -> dict[str, Any]:
     """The prompt of a request without images as vLLM's input processor takes it."""
     prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
     return prompt | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
@@ -180,7 +161,7 @@ class ImagePrompts(images.ImagePrompts):
         self._renderer = engine.input_processor.renderer
         self._empty = engine.reset_mm_cache
 
-    def prompt(self, request: Submit, pictures: Sequence[Picture]) -> dict[str, Any]:
+    def prompt(self, request: protocol.Submit, pictures: Sequence[Picture]) -> dict[str, Any]:
         """The prompt as vLLM's input processor takes it. Raises ValueError, and what vLLM raises."""
         given: dict[str, Any] = {
             "prompt_token_ids": self.collapsed(request),
@@ -215,7 +196,15 @@ class ImagePrompts(images.ImagePrompts):
 
 
 class VllmExecutor(GatedExecutor):
-    """The `GatedExecutor` of vLLM. `arguments` are those of EngineArgs, as plain data."""
+    """The `GatedExecutor` of vLLM. `arguments` are those of EngineArgs, as plain data.
+
+    Found in vLLM's sources (0.26 to 0.33). With VLLM_ENABLE_V1_MULTIPROCESSING=0 `LLMEngine.engine_core` is a client
+    whose `get_output` runs one iteration: it schedules, executes, and returns what came of the batch (with asynchronous
+    scheduling of the batch before, so that the first iteration has no output). `LLMEngine.step` would make text and
+    objects of it for each request; nothing here needs them. A prompt that has a `type` is taken as it is, others go
+    through a renderer. `abort_requests` gives back the KV cache at once, and nothing is heard of the request any more.
+    A request whose guide is being compiled waits in the scheduler, whose iterations are empty meanwhile.
+    """
 
     def __init__(
         self,
@@ -230,8 +219,7 @@ class VllmExecutor(GatedExecutor):
     ) -> None:
         super().__init__()
         engine, self.check = load_engine(arguments, environment)
-        from vllm import SamplingParams
-        from vllm import exceptions as vllm_exceptions
+        from vllm import SamplingParams, exceptions as vllm_exceptions
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import StructuredOutputsParams
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -248,7 +236,7 @@ class VllmExecutor(GatedExecutor):
         configuration = engine.vllm_config
         self._vocabulary: int = configuration.model_config.get_vocab_size()
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
-        self._sequences: dict[str, Submit] = {}
+        self._sequences: dict[str, protocol.Submit] = {}
         """Requests by their names in vLLM, without prompts."""
         self._names = map(str, itertools.count())
         """New names of requests in vLLM: a cancelled request's id is free again while vLLM may still have it."""
@@ -260,7 +248,7 @@ class VllmExecutor(GatedExecutor):
         self._queried, self._hits = 0, 0
         self._speculates = configuration.speculative_config is not None
         self._draft_tokens, self._drafts = 0, 0
-        self.limits = Limits(
+        self.limits = protocol.Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
             block_size=configuration.cache_config.block_size,
@@ -270,18 +258,18 @@ class VllmExecutor(GatedExecutor):
             draws_seeds=False,  # each is a generator of its own, whose row vLLM samples alone
             draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
-        lost = frozenset[str]() if guides == GuidedDecoding.XGRAMMAR else frozenset({Feature.STRUCTURAL_TAG})
+        lost = frozenset[str]() if guides == GuidedDecoding.XGRAMMAR else frozenset({protocol.Feature.STRUCTURAL_TAG})
         if self._speculates and str(configuration.device_config.device_type) == "cpu" and not checks_sampled_drafts():
             lost |= SAMPLING
             print("sampled requests are refused: this vLLM checks their drafts with wrong parameters", flush=True)
-        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost
+        self.features = (FEATURES | protocol.GUIDES | (protocol.IMAGES if images else set())) - lost
         # vLLM compiles some kernels at their first use, and speculation, for example, has no min_p.
         image = None if self._prompts is None else self._prompts.first()
-        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image, draws_seeds=False))
+        self.features -= self.warm_up(protocol.first_requests(self.features, [1, 1], 2, image, draws_seeds=False))
         self._queried = self._hits = self._draft_tokens = self._drafts = 0
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
-            self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
+            self.features = self.features - {"prompt_logprobs"} | {protocol.Feature.ADAPTERS}
         self.details = {
             **described(engine),
             "KV cache": f"{self._kv_blocks} blocks of {self.limits.block_size} tokens",
@@ -304,7 +292,7 @@ class VllmExecutor(GatedExecutor):
         else:
             self.cancel_held(request_id)
 
-    def step(self) -> Step:
+    def step(self) -> protocol.Step:
         self.advance(0.0 if self._sequences else WAIT_SECONDS)
         if self._sequences:
             began = time.monotonic()
@@ -317,15 +305,15 @@ class VllmExecutor(GatedExecutor):
             self._empty = 0 if outputs.outputs else self._empty + 1
             if self._empty > 1:
                 time.sleep(_EMPTY_SECONDS)
-        step, self.news = self.news, Step()
+        step, self.news = self.news, protocol.Step()
         return step
 
-    def stats(self) -> Stats:
+    def stats(self) -> protocol.Stats:
         scheduler, running = self._scheduler, len(self._sequences)
         waiting = min(running, scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs)
         usage = scheduler.kv_cache_usage if running else 0.0
         return self.count_in(
-            Stats(
+            protocol.Stats(
                 running,
                 usage,
                 queued=waiting,
@@ -341,7 +329,7 @@ class VllmExecutor(GatedExecutor):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def start(self, request: Submit, images: Any = None) -> None:
+    def start(self, request: protocol.Submit, images: Any = None) -> None:
         name, adapter = next(self._names), request.adapter
         prompt: Mapping[str, Any] = token_prompt(request)
         try:
@@ -367,9 +355,9 @@ class VllmExecutor(GatedExecutor):
         else:
             self._sequences[name] = replace(request, prompt_ids=(), images=())  # vLLM has them, and they may be large
 
-    def fail(self, request: Submit, error: Exception) -> None:
+    def fail(self, request: protocol.Submit, error: Exception) -> None:
         if isinstance(error, self._wrong):
-            self.refuse(request, Refusal(str(error)))
+            self.refuse(request, protocol.Refusal(str(error)))
         else:
             traceback.print_exception(error)
             self.refuse(request, f"{type(error).__name__}: {error}")
@@ -378,7 +366,7 @@ class VllmExecutor(GatedExecutor):
         """An adapter as vLLM takes it, by its id: for vLLM, adapters of one name are one adapter."""
         return self._lora_request(f"{adapter.name}-{adapter.id}", adapter.id, adapter.path)
 
-    def _parameters(self, request: Submit) -> SamplingParams:
+    def _parameters(self, request: protocol.Submit) -> SamplingParams:
         arguments = sampling_arguments(request)
         if stops := arguments.get("stop_token_ids"):  # the model generates no others
             arguments["stop_token_ids"] = [each for each in stops if each < self._vocabulary]
@@ -459,9 +447,56 @@ def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
         )
 
 
-def _logprobs(found: Any, top: int) -> list[Logprob]:
+def _logprobs(found: Any, top: int) -> list[protocol.Logprob]:
     """The log-probabilities of tokens. In each row the token's own is the first, and the likeliest follow."""
     if not top:
         return [*found.logprobs[:, 0].tolist()]
     rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
-    return [Ranked(values[0], ids[1 : top + 1], values[1 : top + 1]) for ids, values in rows]
+    return [protocol.Ranked(values[0], ids[1 : top + 1], values[1 : top + 1]) for ids, values in rows]
+
+
+# -- models that embed or score ----------------------------------------------------------------------------------------
+
+
+_TASKS = {"embed": "embed", "score": "classify"}
+
+
+class VllmPoolingExecutor(PoolingExecutor):
+    """See `PoolingExecutor`. `arguments` are those of EngineArgs, as plain data.
+
+    vLLM's pooler picks the tokens that count, without its activation, which the server applies.
+    """
+
+    def __init__(
+        self, *, arguments: dict[str, Any], environment: Mapping[str, str], task: Any, max_seq_len: int, **limits: Any
+    ) -> None:
+        engine, self.check = load_engine(arguments, environment)
+        from vllm import PoolingParams
+
+        self._core, self._input_processor = engine.engine_core, engine.input_processor
+        self._parameters = PoolingParams
+        self._task = _TASKS[task]
+        self._names = map(str, itertools.count())
+        longest = min(max_seq_len, engine.vllm_config.model_config.max_model_len)
+        super().__init__(task=task, max_seq_len=longest, **limits)
+        self.details = described(engine)
+
+    def compute(self, batch: Sequence[protocol.Submit]) -> Vectors:
+        names = [self._add(request) for request in batch]
+        found: dict[str, Vectors] = {}
+        while len(found) < len(names):
+            for output in self._core.get_output().outputs:
+                if output.pooling_output is None:
+                    raise RuntimeError(f"vLLM ended a text with {output.finish_reason!s} and gave no vector")
+                found[output.request_id] = output.pooling_output.float().numpy().reshape(-1)
+        return np.stack([found[name] for name in names])
+
+    def _add(self, request: protocol.Submit) -> str:
+        """Give a request to the core; returns its name there."""
+        name, second = next(self._names), 0 if request.pooling is None else request.pooling.second
+        kinds = {"compressed_token_type_ids": second} if second else None
+        parameters = self._parameters(task=self._task, use_activation=False, extra_kwargs=kinds)
+        self._core.add_request(
+            self._input_processor.process_inputs(name, token_prompt(request), parameters, (self._task,))
+        )
+        return name

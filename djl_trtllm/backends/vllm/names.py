@@ -5,8 +5,6 @@ what the executor uses besides. `python -m tools.vllm.names` makes it from vLLM'
 package. Nothing here imports vLLM: that takes seconds, and begins to use the GPU.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from functools import cache

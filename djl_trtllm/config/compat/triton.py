@@ -4,8 +4,6 @@ Values are texts in Triton; the options parse them. A `${placeholder}` that is n
 unless Triton refuses it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import deque
@@ -64,7 +62,7 @@ class Field:
     """One field: its name, its value (text, or the fields of a message) and the line on which the value begins."""
 
     name: str
-    value: Value
+    value: "Value"
     line: int
 
 

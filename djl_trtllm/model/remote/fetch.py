@@ -1,7 +1,5 @@
 """Download what `option.model_id` or `HF_MODEL_ID` names, and upload directories, to and from S3 and the hub."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -149,7 +147,7 @@ class HubFile(NamedTuple):
     checksum: str
 
     @classmethod
-    def listed(cls, size: int | None, sha256: str | None, blob_id: str | None) -> HubFile:
+    def listed(cls, size: int | None, sha256: str | None, blob_id: str | None) -> "HubFile":
         """A file by the fields of a listing: `blob_id` is git's id of the content; for an LFS file, of its pointer."""
         if sha256:
             return cls(size or 0, "SHA-256", sha256)

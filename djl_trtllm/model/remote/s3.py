@@ -1,7 +1,5 @@
 """S3 addresses, the client, and errors that say what to do."""
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -36,7 +34,7 @@ class S3Address(NamedTuple):
     key: str
 
     @classmethod
-    def parse(cls, text: str) -> S3Address:
+    def parse(cls, text: str) -> "S3Address":
         """Parse an S3 address. Raises DownloadError for other text."""
         rest = text.removeprefix(_SCHEME)
         bucket, _, key = rest.partition("/")

@@ -1,7 +1,5 @@
 """Download a model from S3 to a local directory: concurrent, verified, resumable, and always up to date."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

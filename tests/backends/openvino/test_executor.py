@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config, refusal
 from djl_trtllm.backends.openvino.guides import read_vocabulary

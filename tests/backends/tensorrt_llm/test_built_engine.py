@@ -15,16 +15,14 @@ import msgspec
 import pytest
 
 from djl_trtllm.backends.base import Bound, Built
-from djl_trtllm.backends.tensorrt_llm import compile as tensorrt_llm
-from djl_trtllm.backends.tensorrt_llm import names as tensorrt_llm_objects
+from djl_trtllm.backends.tensorrt_llm import compile as tensorrt_llm, names as tensorrt_llm_objects
 from djl_trtllm.backends.tensorrt_llm.built_engine import (
     BuiltEngine,
     built_limits,
     check_built_engine,
     read_built_engine,
 )
-from djl_trtllm.backends.tensorrt_llm.compile import COMPILER as TENSORRT_LLM
-from djl_trtllm.backends.tensorrt_llm.compile import TensorRtLlmSpec
+from djl_trtllm.backends.tensorrt_llm.compile import COMPILER as TENSORRT_LLM, TensorRtLlmSpec
 from djl_trtllm.config import Config, load
 from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware

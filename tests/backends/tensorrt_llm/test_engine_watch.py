@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm import engine_watch
-from djl_trtllm.backends.tensorrt_llm import executor as module
+from djl_trtllm.backends.tensorrt_llm import engine_watch, executor as module
 from djl_trtllm.backends.tensorrt_llm.engine_watch import IterationStatistics, dead, ranks_below, trouble_of
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.executor.protocol import Stats

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image as Picture
 
-from djl_trtllm.backends.tensorrt_llm.image_prompts import ImagePrompts
+from djl_trtllm.backends.tensorrt_llm.running_request import ImagePrompts
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.protocol import Refusal, Submit
 from djl_trtllm.model.tokenizer import Tokenizer, load_tokenizer

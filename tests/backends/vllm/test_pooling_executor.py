@@ -26,7 +26,7 @@ def fake() -> Iterator[None]:
 
 
 def make(task: str, **given: Any) -> Any:
-    from djl_trtllm.backends.vllm.pooling_executor import VllmPoolingExecutor
+    from djl_trtllm.backends.vllm.executor import VllmPoolingExecutor
 
     return VllmPoolingExecutor(
         arguments={"max_num_seqs": 8, "max_model_len": 64, "runner": "pooling"},

@@ -5,14 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from djl_trtllm.config import Config
 from djl_trtllm.config.compat import truss
-from djl_trtllm.config.compat.foreign_format import ForeignSetting as Entry
-from djl_trtllm.config.compat.foreign_format import FormatError
-from djl_trtllm.config.compat.foreign_format import presets as presets_of
+from djl_trtllm.config.compat.foreign_format import ForeignSetting as Entry, FormatError, presets as presets_of
 from djl_trtllm.config.compat.truss import (
     BUILD_PRESETS,
     ENGINE_PRESETS,

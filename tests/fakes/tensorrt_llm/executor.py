@@ -27,8 +27,7 @@ from . import gpu
 from .build import deserialize_error, load_rank
 from .engine import Engine
 from .inputs import Processed
-from .mpi import barrier as mpi_barrier
-from .mpi import pool_session
+from .mpi import barrier as mpi_barrier, pool_session
 from .queues import IpcQueue, ManagedThread, SyncQueue
 from .results import ErrorResponse, IterationResult, RequestOutput, no_iterations
 from .sampling import CancellingRequest, GenerationRequest

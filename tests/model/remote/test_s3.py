@@ -23,8 +23,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ProfileNotFound,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3

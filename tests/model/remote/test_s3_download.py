@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from botocore.response import StreamingBody
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 

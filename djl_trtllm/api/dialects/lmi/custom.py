@@ -1,15 +1,4 @@
-"""The formatters of a model directory: `@input_formatter` and `@output_formatter` functions in its `model.py`.
-
-DJL has two signatures of each, and both are called as documented by DJL:
-
-- `input(payload: dict, tokenizer=None, **kwargs) -> dict` changes the decoded payload before it is parsed;
-  `input(input_item: Input, **kwargs) -> RequestInput` reads the request by itself.
-- `output(response: dict) -> dict` changes every JSON object of the response: the whole one, or each line of a stream;
-  `output(request_output: TextGenerationOutput) -> str` is called per token and writes the response by itself.
-
-The annotation of the first argument, or without one its name (`input_item`, `request_output`), selects the signature.
-The functions run on the server's event loop. An exception fails only its own request; the log has the traceback.
-"""
+"""The formatters of a model directory: `@input_formatter` and `@output_formatter` functions in its `model.py`."""
 
 import ast
 import hashlib
@@ -28,8 +17,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, ModelContext, Prompt, RawRequest, ResponseEncoder
-from djl_trtllm.api.dialects.lmi import dialect as lmi
-from djl_trtllm.api.dialects.lmi import djl_python_shim
+from djl_trtllm.api.dialects.lmi import dialect as lmi, djl_python_shim
 from djl_trtllm.api.parameters import show
 from djl_trtllm.errors import GenerationError, InvalidRequestError, ModelError, RequestError
 from djl_trtllm.request import FINISH_WORDS, FinishReason, OutputChunk, SequenceResult, Token
@@ -196,6 +184,18 @@ _NOT_CALLED = ("handle", "model_fn", "input_fn", "predict_fn", "output_fn")
 @dataclass(frozen=True, slots=True)
 class CustomFormatters:
     """The formatters of a `model.py`. `parse` replaces LMI's parser for the model.
+
+    DJL has two signatures of each, and both are called as documented by DJL:
+
+    - `input(payload: dict, tokenizer=None, **kwargs) -> dict` changes the decoded payload before it is parsed;
+      `input(input_item: Input, **kwargs) -> RequestInput` reads the request by itself.
+    - `output(response: dict) -> dict` changes every JSON object of the response: the whole one, or each line of a
+      stream; `output(request_output: TextGenerationOutput) -> str` is called per token and writes the response by
+      itself.
+
+    The annotation of the first argument, or without one its name (`input_item`, `request_output`), selects the
+    signature. The functions run on the server's event loop. An exception fails only its own request; the log has the
+    traceback.
 
     The input formatter gets the `attributes` that it accepts as keyword arguments. `indexed_tokens`: the output
     formatter unpacks four values from `get_next_token`, as since DJL 0.32, and not three.

@@ -1,22 +1,6 @@
 """LMI as a dialect: the tables of parameters (DJL's, and those of TGI and vLLM that clients send), parsing, and errors.
 
 Targets are the field names of `Sampling`, `GenerationRequest` and `Presentation`.
-
-Where DJL's documents leave it open, or DJL differs by version:
-
-- Sampling: `do_sample` decides if it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
-  `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. A temperature of 0 is greedy,
-  even if `do_sample` is true.
-- Without `max_new_tokens`, `inputs` gets 30 tokens, as documented.
-- `best_of` sequences (by default `n`) are generated and `n` returned. `best_of` alone returns one sequence, or with
-  `tgi_compat` all, as TGI does.
-- Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's, strictly.
-- The encoder: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
-  `tgi_compat`). An unknown name is logged and ignored. Where the request does not name one, its `Accept` decides
-  between lines and events (`front_end.prefers_events`).
-- `prompt` and `messages` are OpenAI's completions and chat, as in LMI's async mode (djl_python 0.33 and later), which
-  identifies bodies by their members (`BODIES` in `api/registry.py`) and sends streams as lines. A formatter's name says
-  there whether a stream is in lines or events.
 """
 
 import logging
@@ -30,9 +14,7 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import base, texts
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import base, parameters as kinds, sampling as shared, texts
 from djl_trtllm.api.base import read_json
 from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
@@ -343,7 +325,25 @@ _VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
 
 
 class Lmi(base.Dialect):
-    """The API of the DJL containers, `{"inputs", "parameters", "stream"}`; its paths also take the other `bodies`."""
+    """The API of the DJL containers, `{"inputs", "parameters", "stream"}`; its paths also take the other `bodies`.
+
+    Where DJL's documents leave it open, or DJL differs by version:
+
+    - Sampling: `do_sample` decides if it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
+      `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. A temperature of 0 is
+      greedy, even if `do_sample` is true.
+    - Without `max_new_tokens`, `inputs` gets 30 tokens, as documented.
+    - `best_of` sequences (by default `n`) are generated and `n` returned. `best_of` alone returns one sequence, or with
+      `tgi_compat` all, as TGI does.
+    - Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's,
+      strictly.
+    - The encoder: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
+      `tgi_compat`). An unknown name is logged and ignored. Where the request does not name one, its `Accept` decides
+      between lines and events (`front_end.prefers_events`).
+    - `prompt` and `messages` are OpenAI's completions and chat, as in LMI's async mode (djl_python 0.33 and later),
+      which identifies bodies by their members (`BODIES` in `api/registry.py`) and sends streams as lines. A formatter's
+      name says there whether a stream is in lines or events.
+    """
 
     title = "LMI"
     paths = ("/invocations", "/predictions/{model}", "/models/{model}/invoke", _INVOCATIONS, _RESPONSE_STREAM)

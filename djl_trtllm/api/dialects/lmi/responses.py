@@ -4,13 +4,10 @@ The formats are those of DJL's rolling batch (LMI 0.25 to 0.32), with these diff
 
 - `finish_reason` is what happened (`eos_token`, `stop_sequence`, `length`, `cancelled`, `error`); DJL guessed it from
   the number of tokens and never said `stop_sequence`.
-- With `tgi_compat`, details have TGI's `seed`, and TGI's `prefill` (whole) or `input_length` (streamed); every
-  token says whether it is `special`; an error inside a stream also has TGI's `error` and `error_type`, which
-  its clients raise.
+- With `tgi_compat`, details have TGI's `seed`, and TGI's `prefill` (whole) or `input_length` (streamed); every token
+  says whether it is `special`; an error inside a stream also has TGI's `error` and `error_type`, which its clients
+  raise.
 - `generated_tokens` counts the end token, even if no token line shows it.
-
-In a stream every token is a line. The token of an error has id -1, `log_prob` -1 and the message as `error_msg`, as DJL
-documents.
 """
 
 from collections.abc import Iterable
@@ -58,7 +55,10 @@ class JsonEncoder(TextEncoder):
 
 
 class JsonLinesEncoder(TokenStreamEncoder):
-    """`jsonlines`: `{"token"}` per token, the last with `generated_text` and `details`; `sse`: the same as events."""
+    """`jsonlines`: `{"token"}` per token, the last with `generated_text` and `details`; `sse`: the same as events.
+
+    The token of an error has id -1, `log_prob` -1 and the message as `error_msg`, as DJL documents.
+    """
 
     def __init__(self, presentation: Presentation, *, sse: bool) -> None:
         super().__init__(presentation)

@@ -1,10 +1,4 @@
-"""OpenAI's API as a dialect: its requests, with the sampling parameters that vLLM and LMI add to them, and its pages.
-
-Source: OpenAI's API reference of 2026 (`create chat completion`, `create completion`). Where it leaves it open: a
-request samples unless its temperature is 0, because OpenAI's default temperature is 1. Chat without
-`max_completion_tokens` gets as much as fits, completions 16 tokens. `model` is empty or the name of a served model.
-vLLM's `/tokenize` and `/detokenize` are actions.
-"""
+"""OpenAI's API as a dialect: requests, with the sampling parameters that vLLM and LMI add to them, and pages."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import content
-from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import content, parameters as kinds, sampling as shared
 from djl_trtllm.api.base import (
     Call,
     ModelContext,
@@ -308,7 +300,12 @@ _OPERATIONS = read_operations("openai.toml")
 
 
 class OpenAi(OpenAiLike):
-    """Chat completions, completions and models, and vLLM's `/tokenize` and `/detokenize`."""
+    """Chat completions, completions and models, and as actions vLLM's `/tokenize` and `/detokenize`.
+
+    Source: OpenAI's API reference of 2026 (`create chat completion`, `create completion`). Where it leaves it open: a
+    request samples unless its temperature is 0, because OpenAI's default temperature is 1. Chat without
+    `max_completion_tokens` gets as much as fits, completions 16 tokens. `model` is empty or the name of a served model.
+    """
 
     title = "OpenAI chat and completions"
     paths = (*_CHAT_PATHS, *_COMPLETION_PATHS)

@@ -1,11 +1,4 @@
-"""Triton's HTTP API as a dialect: `generate`, `generate_stream`, `infer`, and KServe's pages.
-
-`generate` has inputs and request parameters in one JSON object and outputs in another, whose members are in
-alphabetical order; a tensor of one element is a scalar, any other is flat. `infer` has tensors as JSON, or as bytes
-after the JSON, whose length is then in a header; it has one response, whole, so that models that stream answer as well;
-Triton refuses them here. Sources: `http_server.cc` of Triton (e1db8a6), its `extension_generate.md` and
-`extension_binary_data.md`, KServe's `required_api.md`.
-"""
+"""Triton's HTTP API as a dialect: `generate`, `generate_stream`, `infer`, and KServe's pages."""
 
 import gzip
 import zlib
@@ -414,7 +407,14 @@ _PAGES = {
 
 
 class Triton(base.Dialect):
-    """Requests, health, metadata, configuration, statistics and the index of the repository."""
+    """Requests, health, metadata, configuration, statistics and the index of the repository.
+
+    `generate` has inputs and request parameters in one JSON object and outputs in another, whose members are in
+    alphabetical order; a tensor of one element is a scalar, any other is flat. `infer` has tensors as JSON, or as bytes
+    after the JSON, whose length is then in a header; it has one response, whole, so that models that stream answer as
+    well; Triton refuses them here. Sources: `http_server.cc` of Triton (e1db8a6), its `extension_generate.md` and
+    `extension_binary_data.md`, KServe's `required_api.md`.
+    """
 
     title = "Triton"
     paths = tuple(f"{model}/{verb}" for verb in _VERBS for model in _MODELS)
