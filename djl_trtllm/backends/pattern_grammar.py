@@ -361,7 +361,6 @@ def _characters(ranges: tuple[tuple[int, int], ...]) -> _Part:
         without = _inverted([*plain, (_ASCII + 1, _LAST)])
         parts = [f"[^{''.join(map(_shown, without))}]"]
     else:
-        plain = [(low, high) for low, high in plain if high <= _ASCII]
         parts = [f"[{''.join(map(_shown, plain))}]"] if plain else []
         if sum(high - low + 1 for low, high in beyond) <= _MOST_BEYOND:
             parts += [f'"{chr(code)}"' for low, high in beyond for code in range(low, high + 1)]

@@ -56,9 +56,12 @@ def test_a_grammar_lets_through_what_fits_the_schema(schema: Any, good: list[str
     assert [value for value in bad if let_through.fullmatch(value)] == []
 
 
-@by_rows(("schema", "names", "_"), TABLES["not_followed"])
-def test_what_a_grammar_does_not_follow_is_named(schema: Any, names: list[str], _: Any) -> None:
-    assert list(grammar_of(json.dumps(schema)).not_followed) == names
+@by_rows(("schema", "names", "wrong"), TABLES["not_followed"])
+def test_what_a_grammar_does_not_follow_is_named(schema: Any, names: list[str], wrong: str | None) -> None:
+    """`wrong` is a value that the schema does not allow."""
+    text, not_followed = grammar_of(json.dumps(schema))
+    assert list(not_followed) == names
+    assert wrong is None or expression(text).fullmatch(wrong)
 
 
 @by_rows(("schema", "problem"), TABLES["wrong"])

@@ -512,7 +512,7 @@ def built_limits(config: Config, engine_dir: Path) -> Built | None:
     if not config.is_set("max_seq_len"):
         if any(name not in limits and getattr(asked, name) >= longest for name in ("max_input_len", "max_output_len")):
             limits.pop("max_seq_len", None)
-    elif (asked.max_seq_len or 0) > longest:
+    elif asked.max_seq_len and asked.max_seq_len > longest:
         limits = {name: value for name, value in limits.items() if name not in ("max_input_len", "max_output_len")}
     if "max_rolling_batch_size" in limits and asked.max_num_sequences is not None:
         if config.is_set("max_num_sequences"):

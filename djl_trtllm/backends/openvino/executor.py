@@ -269,10 +269,6 @@ class OpenVinoExecutor(GatedExecutor):
 
     def close(self) -> None:
         self.close_gates()
-        if self.guides is not None:
-            self._compiled.close()
-        if self._scorer is not None:
-            self._scorer.close()
 
     @property
     def busy(self) -> bool:

@@ -118,9 +118,6 @@ class CompiledGuides:
         self._compiling = key, self._thread.submit(self._compile, guide)
         return None
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
     def _compile(self, guide: Guide) -> None:
         if self._compiler is None:
             self._compiler = self._make_compiler()

@@ -37,9 +37,6 @@ class PromptScorer:
         self._threads = ThreadPoolExecutor(1, "prompt-scorer")
         self._model: Future[ov.InferRequest] | None = None
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     def __bool__(self) -> bool:
         return bool(self._held)
 

@@ -117,8 +117,7 @@ class ArgumentBuilder:
             self._values[target] = value
             self._check_choice(target, value, options)
             return
-        problems = (self._missing(name, missing) for name in options if self.config.is_set(name))
-        self.problems += [problem for problem in problems if problem not in self.problems]
+        self.problems += [self._missing(name, missing) for name in options if self.config.is_set(name)]
 
     def _check_choice(self, target: Target, value: Any, options: tuple[str, ...]) -> None:
         """Note a problem for a text that TensorRT-LLM's classes, or before 1.2 its kernels, refuse."""
@@ -446,7 +445,7 @@ def _world_size(builder: ArgumentBuilder) -> None:
     """Pass AutoDeploy the number of GPUs over which it distributes a model by itself."""
     builder.drop(Target("LLM", "tensor_parallel_size"))
     if builder.inputs.tensor_parallel > 1:
-        builder.put(Target("LLM", "world_size"), builder.inputs.tensor_parallel, "tensor_parallel_degree")
+        builder.put(Target("LLM", "world_size"), builder.inputs.tensor_parallel)
     builder.problems += [
         f"{builder.format_setting(name)}: AutoDeploy distributes a model by option.tensor_parallel_degree only; leave "
         f"it out"

@@ -168,7 +168,6 @@ class _Findings:
 
     def asked(self, name: str) -> bool:
         """Return whether the user set the value, and not a default or a rule."""
-        self.compared.add(name)
         return self.config.origin(name).is_user
 
     def above(self, name: str, bound: int | None, of_engine: str) -> None:

@@ -51,7 +51,7 @@ def _without_code(path: Path) -> str | None:
         return None
     if not isinstance(content, dict) or _KEY not in content:
         return None
-    return json.dumps({key: value for key, value in content.items() if key != _KEY}, indent=2)
+    return json.dumps({key: value for key, value in content.items() if key != _KEY})
 
 
 _BLOCK = [128, 128]

@@ -91,7 +91,7 @@ class IterationStatistics:
     in it are the requests that are not active.
     """
 
-    def __init__(self, *, counts_queued: bool = True) -> None:
+    def __init__(self, *, counts_queued: bool) -> None:
         self._counts_queued = counts_queued
         self._last: Mapping[str, Any] = {}
         self._draft_tokens: int | None = None

@@ -600,7 +600,7 @@ class TensorRtLlmPoolingExecutor(PoolingExecutor):
 
         kinds = torch.tensor([kind for request in batch for kind in _kinds(request)], dtype=torch.int32, device="cuda")
         outputs = self._llm.encode([list(request.prompt_ids) for request in batch], token_type_ids=kinds)
-        return np.array([output.logits.tolist() for output in outputs], np.float32).reshape(len(batch), -1)
+        return np.array([output.logits.tolist() for output in outputs], np.float32).reshape(len(batch), 1)
 
 
 def _kinds(request: Submit) -> list[int]:

@@ -157,14 +157,14 @@ class RunningRequest:
         token_ids, seen = output.token_ids, self._seen
         if self.muted or len(token_ids) <= seen:
             return
-        message, new = self.message, token_ids[seen:]
-        logprobs = _chosen(output.logprobs, new, message.top_logprobs) if message.logprobs else None
+        request, new = self.message, token_ids[seen:]
+        logprobs = _chosen(output.logprobs, new, request.top_logprobs) if request.logprobs else None
         step = self._step_buffer.step
-        if not seen and message.prompt_logprobs is not None:
-            step.prompts[message.request_id] = _scores(output.prompt_logprobs, message)
-        step.add(message.request_id, new, logprobs)
+        if not seen and request.prompt_logprobs is not None:
+            step.prompts[request.request_id] = _scores(output.prompt_logprobs, request)
+        step.add(request.request_id, new, logprobs)
         if not seen and (cached := getattr(self.result, "cached_tokens", 0)):
-            step.cached[message.request_id] = cached
+            step.cached[request.request_id] = cached
         self._seen = len(token_ids)
 
     def _finish(self, request_id: int, output: Any) -> None:

@@ -245,9 +245,8 @@ class VllmExecutor(GatedExecutor):
         self._seconds: float | None = None
         self._scheduler: Any
         """The statistics of vLLM's last iteration; the first come from a request before any client's."""
-        self._queried, self._hits = 0, 0
         self._speculates = configuration.speculative_config is not None
-        self._draft_tokens, self._drafts = 0, 0
+        self._begin_to_count()
         self.limits = protocol.Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
@@ -266,7 +265,7 @@ class VllmExecutor(GatedExecutor):
         # vLLM compiles some kernels at their first use, and speculation, for example, has no min_p.
         image = None if self._prompts is None else self._prompts.first()
         self.features -= self.warm_up(protocol.first_requests(self.features, [1, 1], 2, image, draws_seeds=False))
-        self._queried = self._hits = self._draft_tokens = self._drafts = 0
+        self._begin_to_count()
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
             self.features = self.features - {"prompt_logprobs"} | {protocol.Feature.ADAPTERS}
@@ -404,6 +403,9 @@ class VllmExecutor(GatedExecutor):
                 drafts = getattr(output, "spec_decode_metrics", None)  # since 0.29
                 news.end(number, finish, error, None if drafts is None else drafts.num_draft_tokens)
                 del sequences[output.request_id]
+
+    def _begin_to_count(self) -> None:
+        self._queried = self._hits = self._draft_tokens = self._drafts = 0
 
     def _count(self, scheduler: Any) -> None:
         self._scheduler = scheduler

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config, refusal
 from djl_trtllm.backends.openvino.guides import read_vocabulary
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, PrefixCacheMirror
+from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
 from djl_trtllm.executor.protocol import Ranked, Refusal, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
@@ -255,6 +256,18 @@ def test_a_prompt_has_the_log_probabilities_that_its_tokens_had_as_output(
         assert [score.logprob for score in last] == pytest.approx(logprobs, abs=2e-3)
         assert [score.ids[0] for score in last] == generated.ids
         assert all(score.logprobs == sorted(score.logprobs, reverse=True) and len(score.ids) == 3 for score in last)
+
+
+def test_a_piece_of_a_prompt_has_a_bounded_number_of_tokens_and_of_logits(engine: Path, prompt: list[int]) -> None:
+    scores = []
+    for vocabulary, pieces in ((512, 3), (2**16, 10), (2**23, 599)):
+        scorer = PromptScorer(engine, {}, vocabulary)
+        scorer.hold(Submit(1, (prompt * 60)[:600], Sampling(1), prompt_logprobs=0))
+        assert [scorer.advance(60.0) for _ in range(pieces - 1)] == [None] * (pieces - 1)
+        done = scorer.advance(60.0)
+        assert done is not None
+        scores.append(done[1][1:])
+    assert scores[1:] == [pytest.approx(scores[0], abs=2e-3)] * 2
 
 
 def test_a_prompt_that_is_given_up_while_it_is_scored_leaves_the_next_one_whole(load: Load, prompt: list[int]) -> None:

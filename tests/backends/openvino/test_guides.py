@@ -103,7 +103,6 @@ def played() -> Iterator[Played]:
     played = Played()
     yield played
     played.may.set()
-    played.prepare.close()
 
 
 def test_guides_are_compiled_once_and_one_at_a_time_while_others_are_ready(played: Played) -> None:
@@ -139,7 +138,12 @@ class Timed:
 
 @pytest.mark.parametrize(
     ("first", "again", "token", "problem"),
-    [(9.0, 0.24, 0.09, None), (9.0, 0.26, 0.09, "0.26 seconds"), (9.0, 0.24, 0.11, "0.11 seconds")],
+    [
+        (9.0, 0.25, 0.09, None),
+        (1e-300, 0.0, 0.1, None),
+        (9.0, 0.26, 0.09, "0.26 seconds"),
+        (9.0, 0.24, 0.11, "0.11 seconds"),
+    ],
 )
 def test_what_would_stop_other_requests_is_refused(
     monkeypatch: pytest.MonkeyPatch, first: float, again: float, token: float, problem: str | None

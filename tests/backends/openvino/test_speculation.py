@@ -71,6 +71,7 @@ def test_greedy_output_and_its_log_probabilities_are_those_of_the_model_alone(
         Submit(number, ids, Sampling(TOKENS), [2], logprobs=True)
         for number, ids in enumerate(prompts(tokenizer, 16 if streams > 1 else 4))
     ]
+    guessed = 0
     for first in range(0, len(asked), streams):
         group = asked[first : first + streams]
         alone, iterations = run(plain, group)
@@ -78,6 +79,7 @@ def test_greedy_output_and_its_log_probabilities_are_those_of_the_model_alone(
         assert fewer <= iterations or streams > 1
         for request_id, (ids, logprobs, accepted) in drafted.items():
             assert ids == alone[request_id][0] and accepted < len(ids)
+            guessed += accepted
             assert len(logprobs) == len(ids)
             for value, expected in zip(logprobs, alone[request_id][1], strict=True):
                 assert value is not None and expected is not None and math.isclose(value, expected, abs_tol=0.03)
@@ -85,6 +87,7 @@ def test_greedy_output_and_its_log_probabilities_are_those_of_the_model_alone(
             ((ids, _, accepted),) = drafted.values()
             # An iteration brings one token that is no draft's; the last one may only bring the end.
             assert accepted in (len(ids) - fewer, len(ids) - fewer + 1)
+    assert guessed
 
 
 def test_a_draft_that_is_the_model_itself_is_always_right(plain: OpenVinoExecutor, tiny_stories: Path) -> None:

@@ -31,7 +31,7 @@ from tests.engines.helpers import H200, configured, gpu_machine, write_checkpoin
 from tests.support.tables import by_rows, by_table, table
 
 BUILT: dict[str, Any] = table(__file__, "built")
-"""What TensorRT-LLM 1.2 writes for a Llama on two GPUs, less what nothing here looks at."""
+"""What TensorRT-LLM 1.2 writes for a Llama on 16 GPUs, less what nothing here looks at."""
 TWO = gpu_machine("1.2.1", 2)
 
 
@@ -72,6 +72,9 @@ def test_what_an_engine_was_compiled_with_is_read_from_its_config(tmp_path: Path
     flags = built.pop("built_with")
     assert (flags["nccl_plugin"], flags["opt_num_tokens"]) == ("auto", 64)
     assert built == table(__file__, "read")
+    for off in (None, False, "disable"):
+        config = {"build_config": {"plugin_config": {"lora_plugin": off}}}
+        assert not read_built_engine(engine_dir(tmp_path, config)).lora
 
 
 @by_table("config")

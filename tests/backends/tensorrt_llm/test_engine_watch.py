@@ -85,7 +85,7 @@ ITERATION = {
 
 
 def test_an_iteration_is_shown_with_the_requests_that_are_known() -> None:
-    statistics = IterationStatistics()
+    statistics = IterationStatistics(counts_queued=True)
     statistics.take(ITERATION)
     assert statistics.stats(10) == Stats(
         running=7,
@@ -115,7 +115,7 @@ def test_in_pytorchs_queue_are_the_requests_that_are_not_active(
 
 
 def test_without_requests_nothing_is_used() -> None:
-    statistics = IterationStatistics()
+    statistics = IterationStatistics(counts_queued=True)
     statistics.take(ITERATION)
     idle = statistics.stats(0)
     assert (idle.running, idle.queued, idle.paused, idle.kv_usage, idle.kv_blocks_used) == (0, 0, 0, 0.0, 0)
@@ -123,14 +123,18 @@ def test_without_requests_nothing_is_used() -> None:
 
 
 def test_what_is_not_reported_is_unknown_and_not_0() -> None:
-    statistics = IterationStatistics()
+    statistics = IterationStatistics(counts_queued=True)
     assert statistics.stats(4) == Stats(running=4)
     statistics.take({"iter": 1, "kvCacheStats": None, "inflightBatchingStats": {}})
     assert statistics.stats(4) == Stats(running=4, iterations=1)
+    statistics.take({"kvCacheStats": {"maxNumBlocks": 400}})
+    assert statistics.stats(4) == Stats(running=4, kv_blocks=400)
+    statistics.take({"kvCacheStats": {"maxNumBlocks": 0, "usedNumBlocks": 0}})
+    assert statistics.stats(4) == Stats(running=4)
 
 
 def test_what_drafts_proposed_is_the_sum_over_iterations() -> None:
-    statistics = IterationStatistics()
+    statistics = IterationStatistics(counts_queued=True)
     for proposed, requests in ((12, 4), (9, 3)):
         drafts = {"numDraftTokens": proposed, "numAcceptedTokens": 5, "numRequestsWithDraftTokens": requests}
         statistics.take({"iter": 1, "specDecodingStats": drafts})

@@ -30,12 +30,9 @@ PLAIN_LOOP = {"disable_overlap_scheduler": True}
 
 def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: MakeEngine) -> None:
     engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3)
-    limits = engine.executor.limits
-    assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
-    assert (limits.max_seq_len, limits.lookahead, limits.stops) == (100, 3, True)
+    assert engine.executor.limits == Limits(8, 0, 32, 100, lookahead=3, seeded=False, stops_ignored=True)
     assert make(max_prompt_len=60).executor.limits.max_prompt_len == 60
     assert make(stop_in_engine=False).executor.limits.stops is False
-    assert limits.stops_ignored is True
     fields = find_sampler("1.2.1", "pytorch", {}, 1).fields
     assert engine.executor.features == fields - {"logit_bias"} | {"cache_salt"}
     assert "logit_bias" in make(vocab_size=100).executor.features
@@ -239,6 +236,7 @@ async def test_a_speculating_engine_is_asked_for_what_drafts_proposed(make: Make
     engine = await make.begun(arguments={"speculative_config": {"decoding_type": "NGram"}})
     engine.submit(1)
     assert engine.llm.calls[0]["sampling_params"].return_perf_metrics is True
+    assert engine.executor.limits.draft_tokens == 1
 
 
 @played
@@ -292,6 +290,9 @@ async def test_any_other_error_is_the_loss_of_the_engine(make: MakeEngine, where
     with pytest.raises(ConnectionError, match="queue closed"):
         await engine.running
     assert engine.deltas == []
+    engine.llm.has_shut_down = True
+    with pytest.raises(ConnectionError, match="queue closed"):
+        engine.executor.check()
 
 
 @pytest.mark.parametrize(
@@ -544,7 +545,7 @@ async def test_an_engine_that_is_lost_behind_an_aborted_request_is_reported(make
 async def test_statistics_prove_that_an_engine_without_tokens_is_alive(make: MakeEngine) -> None:
     engine = make(hang_timeout=4.0, iteration_stats=True)
     count = itertools.count(1)
-    engine.llm.iterations = lambda: [{"iter": next(count), "numQueuedRequests": 1}]
+    engine.llm.iterations = lambda: [{"iter": next(count), "numQueuedRequests": 0, "numActiveRequests": 1}]
     await engine.begin()
     engine.submit(1)
     engine.submit(2)

@@ -126,7 +126,9 @@ def test_what_changes_the_engine_changes_its_place_in_the_cache(checkpoint: Path
 )
 def test_another_machine_has_engines_of_its_own(checkpoint: Path, change: dict[str, object]) -> None:
     other = dataclasses.replace(gpu_machine(), **change)  # type: ignore[arg-type]
-    assert planned_on(checkpoint, other).cache_key != planned_on(checkpoint).cache_key
+    plan = engine_plan(checkpoint, other)
+    assert plan.cache_key != planned_on(checkpoint).cache_key
+    assert plan.versions["tensorrt-llm"] == other.tensorrt_llm and plan.versions.get("tensorrt") == other.tensorrt
     assert engine_plan(checkpoint, dataclasses.replace(gpu_machine(), gpus=(Gpu(),))).platform == "unknown"
 
 
@@ -138,6 +140,8 @@ def test_a_checkpoint_is_run_as_it_is(checkpoint: Path) -> None:
     assert isinstance(plan, CheckpointPlan)
     assert plan.compiler is None
     assert prepared(checkpoint, gpu_machine("1.3.0")) == checkpoint
+    seeds = planned_on(checkpoint, backend="pytorch", ignored_seed="warn").executor_options()["accept_ignored_seeds"]
+    assert seeds is True
     options = plan.at(checkpoint).executor_options()
     arguments = options.pop("arguments")
     assert arguments["max_seq_len"] == CONTEXT and arguments["enable_iter_perf_stats"] is True

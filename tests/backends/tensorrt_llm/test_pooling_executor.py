@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from djl_trtllm.backends.planning import choose_backend, plan_engine
+from djl_trtllm.backends.tensorrt_llm import pooling_executor as module
+from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.plan import PoolingPlan, TensorRtLlmPlan
 from djl_trtllm.config import Backend
 from djl_trtllm.errors import ConfigError, EngineError
+from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import inspect
-from djl_trtllm.request import FinishReason, Pooling
+from djl_trtllm.request import FinishReason, Pooling, Sampling
 from tests.backends.tensorrt_llm.kit import Machine, in_processes
 from tests.engines.helpers import configured, gpu_machine
 from tests.executor.kit import Probe
@@ -89,6 +95,49 @@ def test_auto_takes_another_engine_where_tensorrt_llm_does_not_score(scoring: Pa
 def test_encoding_on_several_gpus_is_refused(scoring: Path) -> None:
     with pytest.raises(ConfigError, match=r"tensor_parallel_degree=2 .*: TensorRT-LLM encodes on one GPU"):
         planned(scoring, VERSION, 2, tensor_parallel_degree=2)
+
+
+# -- the executor over a TensorRT-LLM that is played -------------------------------------------------------------------
+
+
+class PlayedLlm:
+    """TensorRT-LLM's LLM. The score of a pair is its number of tokens of the second text."""
+
+    def encode(self, inputs: list[list[int]], token_type_ids: list[int]) -> list[SimpleNamespace]:
+        kinds = iter(token_type_ids)
+        return [SimpleNamespace(logits=np.array([sum(next(kinds) for _ in ids)])) for ids in inputs]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_batch_is_encoded_with_its_second_texts_and_code_only_where_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    def tensor(kinds: list[int], dtype: str, device: str) -> list[int]:
+        assert (dtype, device) == ("32 bits", "cuda")
+        return kinds
+
+    (tmp_path / "config.json").write_text('{"auto_map": {}}')
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", "0")
+    given: dict[str, Any] = {}
+    package = SimpleNamespace(__version__=VERSION, LLM=lambda **arguments: (given.update(arguments), PlayedLlm())[1])
+    for name in ("tensorrt_llm", module_of("LLM.pytorch", VERSION)):
+        monkeypatch.setitem(sys.modules, name, package)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(int32="32 bits", tensor=tensor))
+    prepared: list[bool] = []
+    monkeypatch.setattr(module, "prepare_mpi", lambda: prepared.append(True))
+    executor = module.TensorRtLlmPoolingExecutor(
+        model=str(tmp_path), tokenizer="tokenizer", arguments={"trust_remote_code": trusted, "max_batch_size": 8},
+        environment={"TRTLLM_NO_USAGE_STATS": "1"}, task="score", activates=False, max_sequences=8, max_seq_len=64,
+        max_num_tokens=64,
+    )  # fmt: skip
+    assert ("auto_map" in (Path(given.pop("model")) / "config.json").read_text()) is trusted
+    assert given == {"tokenizer": "tokenizer", "trust_remote_code": trusted, "max_batch_size": 8}
+    assert (prepared, os.environ["TRTLLM_NO_USAGE_STATS"], executor.limits.dimensions) == ([True], "1", 1)
+    assert executor.details == {"TensorRT-LLM": VERSION, "backend": "pytorch", "GPUs": 1}
+    poolings = (Pooling("score", second=6), Pooling("score"), None)
+    pairs = [Submit(1, [5] * 9, Sampling(1), pooling=pooling) for pooling in poolings]
+    assert executor.compute(pairs).tolist() == [[3], [0], [0]]
 
 
 # -- the engine process ------------------------------------------------------------------------------------------------

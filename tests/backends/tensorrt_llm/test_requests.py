@@ -238,10 +238,10 @@ def played(
     """The messages of a request that something is done with. `fields` are those of Sampling and of Submit."""
     sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
     steps = [] if steps is None else steps
-    problems: list[Exception] = []
+    ends: list[Exception | None] = []
 
     def ended(request: RunningRequest, error: Exception | None) -> None:
-        problems.extend([] if error is None else [error])
+        ends.append(error)
 
     async def main() -> None:
         message = Submit(1, [5, 6], Sampling(99, **sampling), **fields)
@@ -250,7 +250,8 @@ def played(
         await asyncio.sleep(0)
 
     asyncio.run(main())
-    for problem in problems:
+    assert len(ends) <= 1, "a request ends once"
+    for problem in filter(None, ends):
         raise problem
     return [deltas_of(step) for step in steps]
 
@@ -377,7 +378,7 @@ def test_every_finish_reason_is_an_end(reason: str, finish: FinishReason) -> Non
 
 def test_too_few_log_probabilities_are_an_error_with_the_numbers() -> None:
     with pytest.raises(ValueError, match="gave 1 log-probabilities for 2 tokens"):
-        followed(Result(say(5, 6, logprobs=[-0.5])), logprobs=True)
+        followed(Result(say(5, 6, logprobs=[-0.5]), None, say(7, end="length")), logprobs=True)
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "length", "stop"])

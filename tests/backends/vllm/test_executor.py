@@ -108,6 +108,20 @@ def test_a_stop_token_that_the_model_lacks_ends_nothing(executor: Any) -> None:
     assert len(generate(executor, PROMPTS[0], 4, ignore_eos=True, **stops).ids) == 4
 
 
+@pytest.mark.skipif(IS_INSTALLED, reason="a vLLM is installed")
+def test_the_last_token_is_one_before_the_size_of_the_vocabulary(
+    shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake's tokens of a bad word are its bytes."""
+    import vllm
+
+    monkeypatch.setattr(vllm.ModelConfig, "get_vocab_size", lambda self: ord("w"))
+    executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories))
+    given: dict[str, Any] = {"stop_token_ids": [ord("w")], "min_new_tokens": 2}
+    ends = [generate(executor, PROMPTS[0], 4, bad=(word,), **given).end for word in "vw"]
+    assert [isinstance(end.error, Refusal) for end in ends] == [False, True]
+
+
 def test_a_prompt_beyond_the_longest_sequence_is_refused(executor: Any) -> None:
     assert isinstance(generate(executor, [5] * 2000).end.error, Refusal)
 
@@ -339,7 +353,7 @@ def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(
     assert {number: len(ids) for number, ids in tokens.items()} == {0: 8, 1: 9} and accepted == {0: 4, 1: 5}
     assert drafted == {0: 9, 1: 9}
     assert tokens[0] == generate(shared, PROMPTS[0], 8).ids
-    assert (executor.stats().drafts, executor.stats().draft_tokens) == (6, 18)
+    assert (executor.stats().drafts, executor.stats().draft_tokens, executor.stats().kv_hit_rate) == (6, 18, 0)
     assert (shared.stats().drafts, shared.stats().draft_tokens) == (None, None)
 
 

@@ -59,6 +59,7 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         "structured_outputs_config": {"backend": "xgrammar"},
     }
     assert (plan.max_seq_len, plan.max_input_len, plan.gpus) == (8192, 8191, 1)
+    assert plan.reason.startswith("option.backend=vllm (")
     options = plan.executor_options()
     assert (options["images"], options["tokenizer_dir"], options["guides"]) == (False, str(roomy), "xgrammar")
 
