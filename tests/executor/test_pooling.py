@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.executor.pooling import LEAST_FILLED, PoolingExecutor, Vectors, next_batch
-from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.executor.protocol import Limits, Submit
 from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
 from tests.support.tables import by_rows
 
@@ -89,6 +89,7 @@ def test_the_first_request_takes_those_of_the_nearest_lengths_with_it(
 
 def test_requests_of_like_lengths_share_an_iteration() -> None:
     executor = Lengths()
+    assert executor.limits == Limits(8, 0, 1, MOST, task="embed", dimensions=2)
     for number, tokens in enumerate((4, 60, 4, 5, 58, 4)):
         executor.submit(request(number, tokens))
     answers(executor)
