@@ -146,6 +146,15 @@ def scripted(checkpoint: Path, **options: object) -> ScriptedPlan:
     return made
 
 
+def test_a_plan_without_an_engine_of_its_own_compiles_and_changes_nothing(checkpoint: Path) -> None:
+    plan, config = scripted(checkpoint), configured()
+    assert plan.settled(config) is config and plan.offline
+    assert [plan.build_options, plan.served_with, plan.built_limits, plan.effects, plan.versions] == [{}] * 5
+    assert [plan.recipe, plan.platform, plan.machine, plan.reasons] == [""] * 4
+    assert (plan.compiler, plan.gpus, plan.stream_interval, plan.send_interval, plan.asked) == (None, 0, 1, 0.0, {})
+    assert (plan.task, plan.notes, plan.engine_dir, plan.draft) == ("generate", (), None, None)
+
+
 @by_table("options", "sequences")
 def test_as_many_sequences_run_as_both_limits_allow(options: dict[str, int], sequences: int) -> None:
     assert planned_sequences(configured(**options)) == sequences
