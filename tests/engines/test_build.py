@@ -64,6 +64,15 @@ def test_a_build_has_a_manifest_tells_its_phases_and_keeps_its_log(
     assert (tmp_path / "engine.log").exists()
 
 
+def test_where_nothing_is_compiled_it_is_said_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
+    plan = plan_engine(configured(backend="scripted"), inspect(checkpoint), CPU_ONLY)
+    with pytest.raises(EngineError, match=rf"backend scripted \(.*\) runs {checkpoint} as it is: .* serve it"):
+        build_engine(plan, tmp_path / "engine", print)
+    for ask in (plan.compile_spec, plan.check_whole):
+        with pytest.raises(ValueError, match="backend scripted"):
+            ask(tmp_path)
+
+
 def test_a_failure_shows_the_phase_and_the_last_lines_of_the_log(
     plan: EnginePlan, tmp_path: Path, fake_compiler: Fake
 ) -> None:
@@ -170,9 +179,12 @@ def test_a_build_past_its_time_or_interrupted_is_killed(
 
     pids = tmp_path / "pids"
     command = fake_compiler("hang", str(pids))
+    told: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(BuildError, match="took longer than 1 s and was killed"):
-        patch.setattr("djl_trtllm.engines.build.TIMEOUT_SECONDS", 1)
-        build_engine(plan, tmp_path / "engine", print, command=command)
+        patch.setattr(build, "TIMEOUT_SECONDS", 1)
+        patch.setattr(build, "_REPORT_EVERY_SECONDS", 0.1)
+        build_engine(plan, tmp_path / "engine", told.append, command=command)
+    assert any(re.fullmatch(r"compiling: still in load \([01] s\)", line) for line in told)
     wait_until(lambda: not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split()))
     pids.unlink(missing_ok=True)
     with pytest.raises(KeyboardInterrupt):

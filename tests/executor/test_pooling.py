@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.executor.pooling import LEAST_FILLED, PoolingExecutor, Vectors, next_batch
-from djl_trtllm.executor.protocol import Limits, Submit
+from djl_trtllm.executor.protocol import Limits, Stats, Submit
 from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
 from tests.support.tables import by_rows
 
@@ -137,6 +137,7 @@ def test_a_cancelled_request_ends_once_and_is_not_computed() -> None:
     executor.cancel(1)
     executor.cancel(1)
     executor.cancel(5)
+    assert executor.stats() == Stats(running=1)
     step = executor.step()
     ends = [(end.request_id, end.finish) for end in step.ends]
     assert ends == [(1, FinishReason.CANCELLED), (0, FinishReason.LENGTH)]

@@ -34,8 +34,10 @@ from djl_trtllm.executor.protocol import (
     Step,
     Submit,
     ToEngine,
+    Try,
 )
-from djl_trtllm.request import FinishReason
+from djl_trtllm.logs import current_request_id
+from djl_trtllm.request import FinishReason, Guide, GuideKind
 from tests.executor.kit import Server, request
 from tests.support import models
 from tests.support.steps import Delta, deltas_of, step_of
@@ -348,6 +350,16 @@ def test_an_idle_engine_process_waits_for_messages_and_a_busy_one_does_not() -> 
     follow(script, ScriptedExecutor())
     assert script.blocked == [True, False, True, True, True]
     assert all(script.rest)
+
+
+def test_a_guide_is_tried_in_the_name_of_its_request() -> None:
+    class Trying(ScriptedExecutor):
+        def try_guide(self, trial: Try) -> None:
+            tried.append((trial.request_id, current_request_id()))
+
+    tried: list[tuple[int, str | None]] = []
+    follow(Script([Try(7, Guide(GuideKind.REGEX, "a"), "story-1")]), Trying())
+    assert tried == [(7, "story-1")]
 
 
 def test_iterations_are_sent_with_the_state_after_them() -> None:
