@@ -214,9 +214,10 @@ def _environment(compiler: Compiler, *, offline: bool) -> dict[str, str]:
 
 
 def _shown_status(status: int) -> str:
-    if status >= 0:
+    try:
+        killed = f"signal {signal.Signals(-status).name}"
+    except ValueError:
         return f"status {status}"
-    killed = f"signal {signal.Signals(-status).name}"
     return f"{killed} (out of memory?)" if -status == signal.SIGKILL else killed
 
 

@@ -200,7 +200,6 @@ class ExecutorClient(asyncio.Protocol):
     async def kill(self) -> None:
         """Kill the process and wait until nothing of it is left."""
         self._closing = True
-        self._cancel_watchdog()
         self._kill_process()
         await self._collect_process()
         self._transport.close()
@@ -271,7 +270,8 @@ class ExecutorClient(asyncio.Protocol):
             self._on_steps(steps)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_watchdog()
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         self._gone.set_result(None)
         if self._failure is None and exc is not None and not isinstance(exc, OSError):
             self._failure = f"its messages could not be handled: {type(exc).__name__}: {exc}"
@@ -379,10 +379,6 @@ class ExecutorClient(asyncio.Protocol):
                 self._idle_for = 0.0
                 self._pinged = True
                 self._send(protocol.Ping())
-
-    def _cancel_watchdog(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
 
     def _kill_process(self) -> None:
         if self._process.returncode is None:

@@ -128,7 +128,7 @@ def _opened(address: str, environ: Mapping[str, str]) -> str:
     """The model at the address. A folder without content may stand for the model that a variable names."""
     path = Path(unquote(urlsplit(address).path) if address.startswith("file:") else address)
     named = _named(environ)
-    if named and not is_remote(address) and not (path.exists() and (path.is_file() or any(path.iterdir()))):
+    if named and not is_remote(address) and not (path.is_file() or any(path.glob("*"))):
         return named
     return str(path) if address.startswith("file:") else address
 

@@ -178,8 +178,7 @@ class GrpcServer:
         with self._shared.bodies.holding(len(message)):  # to the end: gRPC keeps it as long
             request = await requests.read(message, served)
             running = await requests.start(request, len(message), response.deliver, served, stream=False)
-            if headers := [(name.lower(), value) for name, value in running.headers]:
-                context.set_trailing_metadata(headers)
+            context.set_trailing_metadata([(name.lower(), value) for name, value in running.headers])
             try:
                 return await response.result
             finally:
@@ -334,17 +333,17 @@ class RpcRequests:
         # The functions of a model directory run on the event loop.
         size = 0 if model.model.custom is not None else size
         call = await run_by_size(size, lambda: self.service.parse(request, model.model, stream=stream))
-        service, caller = model.pick(), self.caller
-        call = service.with_warnings(replace(call, origin=caller.origin(served.id, self.dialect.name)))
+        service = model.pick()
+        call = service.with_warnings(replace(call, origin=self.caller.origin(served.id, self.dialect.name)))
         named = (request.model_name, request.id)
-        running = Running(call.encoder, call.sequences, call.headers, service, served, caller, named)
+        running = Running(call.encoder, call.sequences, call.headers, service, served, self.caller, named)
         self.shared.telemetry.began(served, call.requests)
-        caller.enter()
+        self.caller.enter()
         try:
             with RequestContext(served.id):
                 states = await service.generate(call, lambda chunk: deliver(running, chunk))
         except BaseException:
-            caller.leave()
+            self.caller.leave()
             raise
         served.generations = running.generations = states
         return running

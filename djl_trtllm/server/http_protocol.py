@@ -176,8 +176,8 @@ class HttpProtocol(asyncio.Protocol):
                 self.transport.abort()
             return
         read = 0 if self._ahead or self._opening else self._parse(data)
-        if read < len(data) and self._linger is None:
-            self._keep(data[read:])
+        if rest := data[read:]:
+            self._keep(rest)
 
     def _parse(self, data: bytes | bytearray) -> int:
         """Read up to the end of a request. Returns the number of bytes read."""
@@ -313,11 +313,9 @@ class HttpProtocol(asyncio.Protocol):
         hosts, version = list(map(itemgetter(0), self._headers)).count(b"host"), self._parser.get_http_version()
         if hosts > 1 or (not hosts and version != "1.0"):
             raise HttpRefusal(400, f"expected one header Host, which names this server, and not {hosts}")
-        if self._parser.should_upgrade() and not self._opens_websocket():
-            return  # it is read again
         self._connections.admit(self, self._url.partition(b"?")[0])
         if self._parser.should_upgrade():
-            return
+            return  # it opens a WebSocket, or is read again without the offer
         given = dict(self._headers)
         keep_alive = version != "1.0" and self._parser.should_keep_alive()
         announced = given.get(b"expect", b"").lower() == b"100-continue"

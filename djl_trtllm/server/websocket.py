@@ -104,7 +104,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._parse()
         if not self.handshake_initiated:  # the library takes less in a head
             response = b"".join(self.conn.data_to_send()) or _HEAD_TOO_LARGE
-            self._refused_with(int(response[len("HTTP/1.1 ") :][:3] or HTTPStatus.BAD_REQUEST))
+            self._refused_with(int(response.split()[1]))
             self.transport.write(response)
             self.transport.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -270,6 +271,16 @@ def test_what_was_taken_out_is_not_next() -> None:
     queue.queue.clear()
     assert (len(queue.queue), queue.start()) == (0, None)
     assert queue.add("c") == queue.start()
+
+
+def test_of_clients_that_have_left_nothing_stays_behind_one_that_waits() -> None:
+    queue = Queue()
+    queue.add("waits", priority=1)
+    for number in range(1000):
+        request_id = queue.add(str(number))
+        assert queue.queue.remove(request_id) == queue.slots.pop(request_id)
+        del queue.clients[str(number)]
+    assert sum(isinstance(each, ClientShare) for each in gc.get_objects()) < 500
 
 
 def test_what_was_not_generated_is_not_charged() -> None:

@@ -30,7 +30,9 @@ from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.lifecycle import State
-from tests.support.asgi import Connection
+from tests.support.asgi import Connection, lifespan
+from tests.support.in_process import Hosts
+from tests.support.models import scripted_model
 from tests.support.processes import PATIENCE
 from tests.support.tables import by_table
 
@@ -169,8 +171,14 @@ def test_what_stands_behind_rays_proxy_warns_or_is_refused(
     assert "Ray Serve's own proxy is between this replica and its clients" in caplog.text
 
 
-def test_the_application_of_a_replica_has_its_model(tiny_stories: Path) -> None:
-    assert open_application(str(tiny_stories), {}, shared=False).registry.models.keys() == {"tiny-stories"}
+async def test_the_application_of_a_replica_has_loaded_its_model_when_it_has_started(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djl_trtllm.service.engine.settle_garbage_collector", lambda: None)
+    hosts.load_seconds = 10
+    app = open_application(str(scripted_model(tmp_path / "story")), {}, shared=False)
+    async with lifespan(app):
+        assert {name: model.state for name, model in app.registry.models.items()} == {"scripted": State.READY}
 
 
 @by_table("requests", "refused")

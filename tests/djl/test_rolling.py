@@ -167,6 +167,10 @@ def test_a_call_keeps_djl_neither_spinning_nor_waiting(make: Make) -> None:
     djl.worker.arrived = patience = Patience()
     djl.call()
     assert patience.waits == [0.008]
+    djl.begin(plain(1))
+    assert not patience.is_set()
+    djl.on_loop(djl.hosts.last.step)
+    assert patience.is_set(), "a call does not wait for what is there"
 
 
 def test_headers_are_the_requests_own(make: Make) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
 import re
 import socket
@@ -36,6 +38,7 @@ from djl_trtllm.errors import (
     OverloadedError,
 )
 from djl_trtllm.executor.protocol import Feature
+from djl_trtllm.logs import RequestContext
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
 from djl_trtllm.service.lifecycle import ModelService
@@ -60,8 +63,12 @@ def test_of_mpis_processes_the_first_has_the_model(
 
 
 def test_the_model_is_that_of_djls_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(log := io.StringIO())])
     path = scripted_model(tmp_path / "model")
     assert open_worker_model({"model_dir": str(path)}).directory == path
+    with RequestContext("r-1"):
+        logging.warning("a wolf")
+    assert log.getvalue() == "[r-1] a wolf\n"
     monkeypatch.chdir(path)
     assert open_worker_model({}).directory == path
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -23,6 +25,7 @@ from djl_trtllm.engines.compiler import Compiler
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError, EngineMismatchError, TokenizerError
 from djl_trtllm.model import Layout, inspect
+from djl_trtllm.model.work_directory import TEMPORARY_PREFIX
 from tests.engines.helpers import CPU_ONLY, alive, built, configured, write_engine_files
 from tests.support.processes import wait_until
 from tests.support.s3 import Store
@@ -61,6 +64,15 @@ def test_a_build_has_a_manifest_tells_its_phases_and_keeps_its_log(
     assert (tmp_path / "engine.log").exists()
 
 
+def test_where_nothing_is_compiled_it_is_said_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
+    plan = plan_engine(configured(backend="scripted"), inspect(checkpoint), CPU_ONLY)
+    with pytest.raises(EngineError, match=rf"backend scripted \(.*\) runs {checkpoint} as it is: .* serve it"):
+        build_engine(plan, tmp_path / "engine", print)
+    for ask in (plan.compile_spec, plan.check_whole):
+        with pytest.raises(ValueError, match="backend scripted"):
+            ask(tmp_path)
+
+
 def test_a_failure_shows_the_phase_and_the_last_lines_of_the_log(
     plan: EnginePlan, tmp_path: Path, fake_compiler: Fake
 ) -> None:
@@ -78,6 +90,32 @@ def test_a_failure_shows_the_phase_and_the_last_lines_of_the_log(
         build_engine(plan, tmp_path / "engine", print, command=fake_compiler("killed"))
     assert caught.value.cause == "out of host memory"
     assert caught.value.advice is not None and caught.value.advice in str(caught.value)
+
+
+ENVIRONMENT = r"""import json, os, sys
+sys.stdout.buffer.write(b"goes on\ncaf\xe9\ngoes on\n")
+print(json.dumps(dict(os.environ)), flush=True)
+os.kill(os.getpid(), 15)"""
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+def test_a_compiler_has_an_environment_of_its_own_and_a_log_of_any_bytes_with_lines_that_begin_phases(
+    plan: EnginePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_code: bool
+) -> None:
+    assert plan.compiler is not None
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    lines = dict.fromkeys(("convert", "save"), re.compile("goes on"))
+    compiler = replace(plan.compiler, phase_lines=lines, environment={"A": "wolf"})
+    monkeypatch.setattr(type(plan), "compiler", compiler)
+    told: list[str] = []
+    with pytest.raises(BuildError, match="ended with signal SIGTERM in phase save"):
+        command = [sys.executable, "-c", ENVIRONMENT]
+        build_engine(replace(plan, trust_remote_code=own_code), tmp_path / "engine", told.append, command=command)
+    assert [line.split()[1] for line in told] == ["convert", "save"]
+    found = json.loads((tmp_path / "engine.log").read_text(errors="replace").splitlines()[-1])
+    own = {"A": "wolf", "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    assert own.items() <= found.items() and found.get("HF_HUB_OFFLINE") == (None if own_code else "1")
+    assert Path(found["TMPDIR"]).name.startswith(TEMPORARY_PREFIX) and not Path(found["TMPDIR"]).exists()
 
 
 @pytest.fixture
@@ -141,9 +179,12 @@ def test_a_build_past_its_time_or_interrupted_is_killed(
 
     pids = tmp_path / "pids"
     command = fake_compiler("hang", str(pids))
+    told: list[str] = []
     with monkeypatch.context() as patch, pytest.raises(BuildError, match="took longer than 1 s and was killed"):
-        patch.setattr("djl_trtllm.engines.build.TIMEOUT_SECONDS", 1)
-        build_engine(plan, tmp_path / "engine", print, command=command)
+        patch.setattr(build, "TIMEOUT_SECONDS", 1)
+        patch.setattr(build, "_REPORT_EVERY_SECONDS", 0.1)
+        build_engine(plan, tmp_path / "engine", told.append, command=command)
+    assert any(re.fullmatch(r"compiling: still in load \([01] s\)", line) for line in told)
     wait_until(lambda: not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split()))
     pids.unlink(missing_ok=True)
     with pytest.raises(KeyboardInterrupt):

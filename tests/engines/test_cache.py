@@ -422,7 +422,7 @@ def test_what_a_builder_works_on_or_another_user_owns_stays(
         locked(root / f"{KEY}.lock"),
         marked(partial),
         marked(work),
-        EngineCache(root).outgoing("s3://a/bucket", print) as outgoing,
+        EngineCache(root).outgoing("s3://a/bucket/", print) as outgoing,
     ):
         assert outgoing.is_dir() and names(root) == []
         raise KeyboardInterrupt

@@ -44,13 +44,13 @@ ALL = "GET HEAD PUT DELETE"
 
 def test_of_all_machines_one_has_it_until_it_expires_by_the_stores_clock(store: Store) -> None:
     first, second = lease(), lease()
-    assert first.acquire()
+    assert not first.is_held() and first.acquire()
     content = store.objects["lease"].path.read_bytes()
     assert not second.acquire()
     store.seconds += 60
-    assert not second.acquire()
+    assert not second.acquire() and second.is_held()
     store.seconds += 1
-    assert second.acquire()
+    assert not second.is_held() and second.acquire()
     assert not first.acquire()
     assert store.objects["lease"].path.read_bytes() != content  # it says whose it is
     with pytest.raises(DownloadError, match="no such bucket"):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -249,6 +250,8 @@ def test_memory_is_what_the_limits_of_all_groups_leave(
 @by_table("version", "there")  # fmt: skip
 def test_where_files_do_not_tell_the_version_does(version: str | None, there: bool) -> None:
     assert gpu_machine(version).has_engine_backend is there
+    found = [replace(gpu_machine(version), engine_backend=its).has_engine_backend for its in (True, False)]
+    assert found == [version is not None, False]
     assert release_of("1.2.1+cu130") == Version("1.2.1") != release_of("1.2.1rc1")
     assert release_of("of unknown version") is None and release_of(None) is None
 
@@ -257,5 +260,5 @@ def test_probing_asks_for_gpus_driver_and_memory(install: Install, monkeypatch: 
     install([H200, H200])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(hardware, "available_memory", lambda: 77)
-    found = Hardware.probe()
-    assert (found.gpus, found.driver, found.available_memory) == ((H200,), "580.95.05", 77)
+    nothing = (None, None, None, None, False, False)  # backends add what is installed
+    assert Hardware.probe() == Hardware((H200,), None, 77, "580.95.05", *nothing)

@@ -30,13 +30,15 @@ from djl_trtllm.engines.plan import (
     checkpoint_identity,
     copy_identity_files,
     identity_files,
+    planned_adapters,
     planned_length,
     planned_sequences,
     planned_text_length,
 )
 from djl_trtllm.errors import CompilerMissingError, ModelError
 from djl_trtllm.model import inspect
-from tests.engines.helpers import CONTEXT, CPU_ONLY, alive, configured
+from djl_trtllm.model.adapter import AdapterLimits
+from tests.engines.helpers import CONTEXT, CPU_ONLY, HIDDEN, LAYERS, alive, configured
 from tests.support.processes import wait_until
 from tests.support.tables import by_table
 
@@ -144,6 +146,24 @@ def scripted(checkpoint: Path, **options: object) -> ScriptedPlan:
     made = plan_engine(configured(backend="scripted", **options), inspect(checkpoint), CPU_ONLY)
     assert isinstance(made, ScriptedPlan)
     return made
+
+
+def test_a_plan_without_an_engine_of_its_own_compiles_and_changes_nothing(checkpoint: Path) -> None:
+    plan, config = scripted(checkpoint), configured()
+    assert plan.settled(config) is config and plan.offline
+    assert [plan.build_options, plan.served_with, plan.built_limits, plan.effects, plan.versions] == [{}] * 5
+    assert [plan.recipe, plan.platform, plan.machine, plan.reasons] == [""] * 4
+    assert (plan.compiler, plan.gpus, plan.stream_interval, plan.send_interval, plan.asked) == (None, 0, 1, 0.0, {})
+    assert (plan.task, plan.notes, plan.engine_dir, plan.draft) == ("generate", (), None, None)
+    assert [replace(plan, max_sequences=most).lookahead for most in (1, 11, 12, 64, 68)] == [2, 2, 3, 16, 16]
+
+
+def test_adapters_are_bounded_by_their_rank_and_the_models_shape_where_they_are_on(checkpoint: Path) -> None:
+    shape = inspect(checkpoint).shape
+    assert planned_adapters(configured(max_lora_rank=8), shape) is None
+    found = planned_adapters(configured(enable_lora=True, max_lora_rank=8), shape)
+    assert found is not None and "max_lora_rank=8" in found.rank_setting
+    assert found == AdapterLimits(max_rank=8, rank_setting=found.rank_setting, hidden=HIDDEN, layers=LAYERS)
 
 
 @by_table("options", "sequences")

@@ -28,9 +28,10 @@ from djl_trtllm.executor.protocol import (
     Step,
     Submit,
     ToEngine,
+    Try,
 )
 from djl_trtllm.processes import oom_kills
-from djl_trtllm.request import FinishReason, Sampling
+from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 from tests.executor.kit import PID, READY, PlayedHost, played, settled, started, started_8_seconds
 from tests.support import models
 from tests.support.steps import Delta, step_of
@@ -207,8 +208,17 @@ async def test_messages_of_one_turn_of_the_event_loop_are_sent_together(host: Pl
     host.client.submit(request)
     host.client.cancel(1)
     assert host.process.heard() == [], "they wait for the others of their turn"
+    host.client.try_guide(trial := Try(2, Guide(GuideKind.REGEX, "a")))
     await settled()
-    assert host.process.heard() == [request, Cancel(1)]
+    assert host.process.heard() == [request, Cancel(1), trial]
+    host.client.pause_writing()
+    for number in (1, 2):
+        host.client.cancel(number)
+        await settled()
+    assert host.process.heard() == [], "the socket has no room"
+    host.client.resume_writing()
+    await settled()
+    assert host.process.heard() == [Cancel(1), Cancel(2)]
 
 
 @started

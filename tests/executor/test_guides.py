@@ -168,14 +168,25 @@ def test_a_full_queue_refuses_guides_except_a_share_for_each_client(bench: Bench
 
 
 def test_a_guide_that_is_expected_to_take_long_has_a_process_of_its_own(bench: Bench) -> None:
+    """It is one of more than 5,000 characters, with its repetitions written out."""
+    counted = ["a{%d}", "a{,%d}", "a{%d,}", "[a-z]{0,%d}", r"\]{%d}", r"[\]]{%d}", r"((\n{%d}"]
+    pairs = [(4996, text) for text in counted]
+    pairs += [(2498, "(ab){%d}"), (4995, "a){%d}"), (499, "((ab){5}){%d}"), (49809, '"maxItems":%d')]
+    pairs += [(49799, '"minLength":%d')]
     quick = bench.pid()
-    large = ["pid " + 6000 * "a", "pid ((ab){0,300}){0,300}", "pid " + 300 * ".*"]
-    bench.hold(*large)
+    for count, text in pairs:
+        assert bench.pid("pid " + text % count) == quick, text
+    assert bench.pid("pid " + 4996 * "a") == bench.pid("pid " + 50 * "a*b+c?d*") == quick
+    large = ["pid " + text % (count + 1) for count, text in pairs]
+    bench.hold(*large, "pid " + 4997 * "a", "pid " + 50 * "a*b+c?d*" + "a?")
     while bench.gate:
         bench.gate.advance(0.05)
     slow = {int(problem) for _, problem in bench.refused}
     assert (len(slow), quick in slow, bench.pid("pid again")) == (1, False, quick)
     assert not psutil.pid_exists(slow.pop()), "it is not kept"
+    bench.hold("nice " + 5000 * "a", "nice")
+    bench.finish()
+    assert sorted(bench.refused[-2:]) == [(0, "10"), (1, str(os.getpriority(os.PRIO_PROCESS, 0)))]
 
 
 def test_trials_that_last_make_room_for_others(bench: Bench) -> None:

@@ -351,6 +351,14 @@ def test_a_message_is_a_length_and_a_list_that_begins_with_its_name() -> None:
     decoded = {name: msgspec.msgpack.decode(body_of(frame(message))) for name, message in messages.items()}
     assert {name: fields[0] for name, fields in decoded.items()} == {name: name for name in messages}
     assert decoded["step"][1:7] == [[1, 2], [5, 6], [], [], [], {}]
+    # What is not said.
+    assert decoded["start"][1:] == [models.SCRIPTED, {}, 1, 0.0, "", ""]
+    assert decoded["submit"][4:] == [[], [], [], None, None, False, 0, "", "", None, [], "", [], [], None]
+    assert decoded["ready"][1:] == [
+        [1, 2, 3, 4, 0, True, 0, True, 0, 0, False, 0, False, "generate", 0, True, False],
+        {},
+        [],
+    ]
 
 
 ROWS = st.lists(

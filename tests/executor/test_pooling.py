@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from djl_trtllm.executor.pooling import LEAST_FILLED, PoolingExecutor, Vectors, next_batch
-from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.executor.protocol import Limits, Stats, Submit
 from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
 from tests.support.tables import by_rows
 
@@ -88,6 +88,7 @@ def test_the_first_request_takes_those_of_the_nearest_lengths_with_it(
 
 def test_requests_of_like_lengths_share_an_iteration() -> None:
     executor = Lengths()
+    assert executor.limits == Limits(8, 0, 1, MOST, task="embed", dimensions=2)
     for number, tokens in enumerate((4, 60, 4, 5, 58, 4)):
         executor.submit(request(number, tokens))
     answers(executor)
@@ -135,6 +136,7 @@ def test_a_cancelled_request_ends_once_and_is_not_computed() -> None:
     executor.cancel(1)
     executor.cancel(1)
     executor.cancel(5)
+    assert executor.stats() == Stats(running=1)
     step = executor.step()
     ends = [(end.request_id, end.finish) for end in step.ends]
     assert ends == [(1, FinishReason.CANCELLED), (0, FinishReason.LENGTH)]

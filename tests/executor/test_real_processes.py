@@ -91,11 +91,12 @@ def test_an_engine_process_outlives_signals_to_its_process_group_but_not_its_ser
 
 
 class Forking(ScriptedExecutor):
-    """Its process has a child that was forked and that outlives it, as vLLM's ranks may."""
+    """Its process has a child and a grandchild that were forked and that outlive it, as vLLM's ranks may."""
 
     def __init__(self) -> None:
         super().__init__()
         if os.fork() == 0:
+            os.fork()
             time.sleep(600)
 
 
@@ -104,9 +105,12 @@ def test_the_end_of_an_engine_process_is_seen_though_what_it_forked_lives_on(run
         probe = Probe(hang_timeout=FOR_EVER)
         await probe.start(f"{__name__}:{Forking.__name__}")
         child = psutil.Process(probe.client.pid).children()[0]
+        family = [child, *child.children(), psutil.Process(probe.client.pid)]
+        resident = sum(process.memory_info().rss for process in family)
+        assert len(family) == 3 and probe.client.resident_bytes() == pytest.approx(resident, rel=0.1)
         psutil.Process(probe.client.pid).kill()
         assert "it was killed by SIGKILL" in await probe.death()
-        assert has_ended(child)
+        assert has_ended(child) and await probe.client.measure_memory() == 0
         await probe.client.close()
 
     run_async(body)

@@ -124,7 +124,7 @@ class Wire(asyncio.Transport):
     """A transport that keeps what is written; `done` are the calls that were made."""
 
     def __init__(self, connection: socket.socket | None = None) -> None:
-        extra: dict[str, Any] = {"socket": connection}
+        self.extra = extra = dict[str, Any](socket=connection)
         if connection is not None:  # as real ones keep its addresses
             with suppress(OSError):
                 extra["sockname"] = connection.getsockname()

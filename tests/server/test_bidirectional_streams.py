@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 import pytest
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.server.access import Access, ApiKey, Role
 from djl_trtllm.server.context import BodyMemory, ServerContext
+from djl_trtllm.server.exchange import CONNECTION
 from djl_trtllm.server.websocket import PATH, BidirectionalStreams
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.server.application import Application, body, started
@@ -169,6 +170,18 @@ async def test_a_client_that_leaves_ends_what_it_asked_for(hosts: Hosts, tokeniz
     socket.leave()
     await socket.task
     assert len(hosts.last.cancelled) == 1
+
+
+async def test_a_request_whose_connection_is_reset_has_no_client_any_more() -> None:
+    received: list[Message] = []
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[CONNECTION].reset()
+        received.extend([await receive(), await receive()])
+
+    Socket(BidirectionalStreams(inner, ServerContext(Options()))).message(b"{}")
+    await until(lambda: len(received) == 2)
+    assert received == [{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}]
 
 
 async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, tokenizer: Tokenizer) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import resource
 import socket
+import struct
 import tracemalloc
 from functools import partial
 from itertools import pairwise
@@ -334,11 +335,37 @@ async def test_slow_requests_are_refused_when_their_time_is_over(data: bytes, se
 async def test_a_large_body_has_more_time() -> None:
     peer = Peer()
     size = 16384 * 100
+    await asyncio.sleep(0.001)  # deadlines are looked at every half second
     peer.sends(POST.replace(b"6", b"%d" % (size + 1)), b"x" * size)
-    await asyncio.sleep(155)
+    await asyncio.sleep(160.4)
     assert not peer.statuses
-    await asyncio.sleep(10)
+    await asyncio.sleep(0.2)
     assert peer.statuses == [408]
+
+
+async def test_a_connection_whose_client_has_left_already_is_dropped() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        connection, _ = listener.accept()
+        there = Peer(connection=connection)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        with connection:
+            gone = Peer(connection=connection)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        unix = Peer(connection=ours)  # it has no addresses
+    assert [("abort" in peer.wire.done) for peer in (there, gone, unix)] == [False, True, False]
+
+
+async def test_a_connection_has_something_to_read_when_bytes_are_there_or_its_client_has_left() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        peer, found = Peer(connection=ours), list[bool]()
+        for act in (lambda: None, lambda: theirs.sendall(b"a"), lambda: ours.recv(1), theirs.close, ours.close):
+            act()
+            found.append(peer.protocol.has_unread())
+    assert found == [False, True, False, True, False] and not Peer().protocol.has_unread()
 
 
 @pytest.mark.parametrize("data", [b"", GET + b"\r\n", POST + b"a wolf"])
@@ -372,6 +399,29 @@ async def test_a_request_that_has_begun_behind_one_whose_body_was_announced_is_a
     await until(lambda: len(peer.seen) == 3)
     assert peer.statuses == [200, 100, 200, 200]
     await peer.leave()
+
+
+@pytest.mark.parametrize("path", [b"/else", b"/echo"])
+async def test_a_body_that_was_announced_and_not_asked_for_ends_the_connection(path: bytes) -> None:
+    peer = Peer()
+    head = POST.replace(b"/echo", path).removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n"
+    peer.sends(head)
+    await until(lambda: bool(peer.statuses))
+    assert peer.statuses == [200 if path == b"/else" else 100]
+    assert ("eof" in peer.wire.done) == (path == b"/else")
+    if path == b"/echo":
+        peer.sends(b"a wolf")
+        await until(lambda: len(peer.statuses) == 2)
+        assert peer.seen == [("/echo", b"a wolf")]
+        assert "close" not in peer.wire.done
+
+
+async def test_a_body_that_was_refused_is_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer()
+    peer.sends(CHUNKED.removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n" + b"-1\r\n")
+    await asyncio.sleep(1)
+    assert peer.statuses == [400]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_the_rest_of_a_large_body_is_read_when_the_application_has_taken_what_came() -> None:

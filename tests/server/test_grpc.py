@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from djl_trtllm.api.base import Call, ModelContext
 from djl_trtllm.api.dialects.triton import description, rpc
@@ -249,6 +250,20 @@ def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         asyncio.run(run(taken.getsockname()[1]))
+
+
+@in_real_time
+async def test_headers_of_a_response_are_metadata_of_its_call(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with with_model(hosts, tokenizer) as (_, __, client):
+        hosts.last.limits = replace(hosts.last.limits, seeded=False)
+        seeded, found = rpc.ModelInferRequest(), []
+        seeded.inputs.add(name="seed", datatype="UINT64", shape=(1, 1)).contents.uint64_contents.append(1)
+        seeded.inputs.add(name="top_k", datatype="INT32", shape=(1, 1)).contents.int_contents.append(5)
+        for more in (b"", seeded.SerializeToString()):
+            call = client.channel.unary_unary(SERVICE + "ModelInfer")(message(1, stream=False) + more, timeout=60)
+            await call
+            found.append([name for name, _ in await call.trailing_metadata()])
+    assert found == [[], ["warning"]]
 
 
 @in_real_time

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,18 +144,17 @@ def test_what_a_directory_takes_from_the_hub_is_read_apart(
 
 
 @pytest.mark.parametrize("variable", ["OPTION_MODEL_ID", "HF_MODEL_ID"])
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("there", ["store/nowhere", "store/empty", "store/red", "red.tar"])
 def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
-    tmp_path: Path, model: Path, variable: str, there: bool
+    tmp_path: Path, store: Path, model: Path, variable: str, there: str
 ) -> None:
     """`SERVING_LOAD_MODELS=name::MPI=/opt/ml/model` beside OPTION_MODEL_ID: DJL Serving fills an empty folder so."""
-    empty = tmp_path / "empty"
-    if there:
-        empty.mkdir()
-    environ = {"SERVING_LOAD_MODELS": f"fable::MPI={empty}", variable: str(model)}
+    (store / "empty").mkdir()
+    shutil.make_archive(str(tmp_path / "red"), "tar", shutil.copytree(store / "red", tmp_path / "copy"))
+    environ = {"SERVING_LOAD_MODELS": f"fable::MPI={tmp_path / there}", variable: str(model)}
     _, [startup], _ = plan_startup(None, environ, found=str(model))
     assert startup.name == startup.prepare().name == "fable"
-    assert startup.source == str(model)
+    assert startup.source == str(tmp_path / there if "red" in there else model)
 
 
 def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
@@ -192,13 +195,22 @@ async def started(app: Application) -> Message:
     return sent.get_nowait()
 
 
-async def test_the_start_does_not_wait_for_models(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_the_start_does_not_wait_for_models(
+    hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hosts.load_seconds = 10
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (left := tmp_path / "djl-trtllm-0123456789ab").mkdir()  # by a server that was killed
+    os.utime(left, (0, 0))
     app = Application(Options(), [preparing(tokenizer)])
     async with lifespan(app):
         assert (await Client(app).get("/ping")).status == 503
         await asyncio.sleep(11)
         assert (await Client(app).get("/ping")).status == 200
+    for thread in threading.enumerate():
+        if thread.name == "sweep":
+            thread.join()
+    assert not left.exists()
 
 
 async def test_the_start_waits_for_models_where_that_is_wanted(hosts: Hosts, tokenizer: Tokenizer) -> None:

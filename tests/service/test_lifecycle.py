@@ -81,6 +81,7 @@ async def test_a_model_that_is_ended_while_it_loads_does_not_get_ready(stage: St
     service.refuse_new()
     await load
     assert state_of(service) is State.DRAINING
+    assert "beam_width" in service.refusals, "its engine is loaded"
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -228,6 +228,9 @@ def test_the_draft_model_that_the_options_name_is_planned_beside_the_model(check
     assert layout.draft is not None and layout.draft.path == draft and engine_plan.draft is not None
     _, layout, engine_plan = plan(open_source(checkpoint, OPENVINO))
     assert (layout.draft, engine_plan.draft) == (None, None)
+    (draft / "model.safetensors").unlink()
+    _, layout, _ = plan(replace(open_source(checkpoint, environ), config_only=True))
+    assert layout.draft is not None and layout.draft.path == draft
 
 
 def test_a_tokenizer_may_be_a_folder_of_the_models_own(checkpoint: Path) -> None:

@@ -29,6 +29,8 @@ def make_trial(directory: Path) -> Trial:
                 return Verdict(f"no good {guide.kind.value} in {directory}")
             case "pid":
                 return Verdict(str(os.getpid()))
+            case "nice":
+                return Verdict(str(os.getpriority(os.PRIO_PROCESS, 0)))
             case "noted":
                 return Verdict(note="something about it")
         return Verdict()

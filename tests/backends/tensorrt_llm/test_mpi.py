@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,7 +23,6 @@ from djl_trtllm.backends.tensorrt_llm.mpi import (
     prepare_mpi,
     watched_ranks,
 )
-from djl_trtllm.executor import kernels
 from djl_trtllm.executor.kernels import keep_kernels
 from djl_trtllm.executor.ranks import RankError
 
@@ -122,72 +120,15 @@ def test_open_mpi_gets_what_it_needs_and_what_the_user_set_stays(
     assert environment["OMPI_MCA_btl_vader_backing_directory"] == segments
 
 
-# -- a folder of kernels for each rank ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kept", "size", "taken"), [(True, 2, [(1, 2)]), (True, 1, []), (False, 2, [])])
-def test_each_of_several_ranks_has_a_folder_of_its_own_before_its_first_task_is_unpickled(
-    pool: Pool,
-    below: list[Process],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kept: bool,
-    size: int,
-    taken: list[tuple[int, int]],
+def test_a_task_comes_with_the_folder_of_its_ranks_kernels(
+    pool: Pool, below: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "environ", {} if kept else {"FLASHINFER_WORKSPACE_BASE": "the user's"})
+    monkeypatch.setattr(os, "environ", {})
     keep_kernels(tmp_path)
     with watched_ranks():
-        pool.submit(OfTensorRtLlm().run, 3)
-    ((task, *args),) = pool.given
-    assert (b"OfTensorRtLlm" in b"".join(arg for arg in args if isinstance(arg, bytes))) is kept
-    found: list[tuple[int, int]] = []
-    world = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: size)
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=world)))
-    monkeypatch.setattr(kernels, "take_own_folder", lambda folder, rank, ranks: found.append((rank, ranks)))
-    assert task(*args) == 4
-    assert found == taken
-
-
-class OfTensorRtLlm:
-    def run(self, number: int) -> int:
-        return number + 1
-
-
-TAKE = """
-import os, sys
-from pathlib import Path
-from djl_trtllm.executor.kernels import keep_kernels, take_own_folder
-
-for _ in range(2):
-    if sys.argv[2] == "process":
-        keep_kernels(Path(sys.argv[1]))
-    else:
-        take_own_folder(sys.argv[1], int(sys.argv[2]), 2)
-print(os.path.basename(os.environ["FLASHINFER_WORKSPACE_BASE"]), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_an_engine_process_or_rank_takes_the_next_free_folder_and_keeps_it_until_it_ends(tmp_path: Path) -> None:
-    ranks: list[subprocess.Popen[str]] = []
-
-    def taken(rank: int | str) -> str:
-        command = [sys.executable, "-c", TAKE, str(tmp_path), str(rank)]
-        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        assert ranks[-1].stdout is not None
-        return ranks[-1].stdout.readline().strip()
-
-    def end(rank: subprocess.Popen[str]) -> None:
-        rank.communicate()
-        ranks.remove(rank)
-
-    found = [taken("process"), taken(1), taken(0), taken("process"), taken(0)]
-    assert found == ["rank-0", "rank-1", "rank-2", "rank-3", "rank-4"]
-    end(ranks[2])
-    assert taken(0) == "rank-2"
-    for rank in list(ranks):
-        end(rank)
+        pool.submit(str.upper, "a wolf")
+    ((_, folder, pickled),) = pool.given
+    assert folder == str(tmp_path) and b"a wolf" in pickled
 
 
 # -- ranks that end, or do not come ------------------------------------------------------------------------------------
