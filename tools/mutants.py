@@ -131,6 +131,7 @@ class _Finder(ast.NodeVisitor):
         self._functions: list[_Function] = []
         self._attributes: list[set[str]] = []
         self._constants: list[set[str]] = []
+        self._of_class: dict[str, set[str]] = {}
         self._stored: Counter[str] = Counter()
         self._lines = [0]
         for line in source.splitlines(keepends=True):
@@ -167,7 +168,9 @@ class _Finder(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._scope.append(node.name)
         self._attributes.append({each.attr for each in ast.walk(node) if _is_own_attribute(each)})
-        self._constants.append(_constant_attributes(node, self._stored))
+        inherited = [self._of_class.get(ast.unparse(base), set()) for base in node.bases]
+        self._constants.append(_constant_attributes(node, self._stored).union(*inherited))
+        self._of_class[node.name] = self._constants[-1]
         for statement in node.body:
             self.visit(statement)
         self._constants.pop()
