@@ -41,6 +41,8 @@ _WIDER = {"BaseException": "Exception"}
 _OTHER_NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _FOR_READERS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "print", "cast", "TypeVar"})
 """Calls whose arguments are texts for people, or for the type checker."""
+_OF_HELP = frozenset({"help", "metavar", "rich_help_panel"})
+"""Keyword arguments whose texts stand on a page of --help and nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,22 @@ class _Change:
 
 @dataclass
 class _Function:
-    """The names of a function: parameters with the text of their types, and how often each local is assigned."""
+    """The names of a function: parameters with the text of their types, and how often each local is assigned.
+
+    `copies` has the byte at which `x = self.x` or `self.x = x` ends, if `x` and `self.x` are one object from there on.
+    """
 
     types: dict[str, str] = field(default_factory=dict)
     assigned: Counter[str] = field(default_factory=Counter)
+    copies: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, node: ast.FunctionDef | ast.AsyncFunctionDef) -> _Function:
         """Return the names of a function, without those of functions inside it."""
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         found = cls({each.arg: ast.unparse(each.annotation) if each.annotation else "" for each in arguments})
+        elsewhere = [each for each in ast.walk(node) if isinstance(each, ast.Nonlocal | ast.Global)]
+        found.assigned.update(name for each in elsewhere for name in each.names)
         inside: list[ast.AST] = list(node.body)
         while inside:
             each = inside.pop()
@@ -99,6 +107,10 @@ class _Function:
             if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
                 inside.extend(ast.iter_child_nodes(each))
         return found
+
+    def is_assigned_once(self, name: str) -> bool:
+        """Return whether a name has one value in the whole function: a parameter, or a local with one assignment."""
+        return self.assigned[name] == (name not in self.types)
 
     def others_of_the_type(self, name: str) -> list[str]:
         """Return the parameters with the same type as the named one."""
@@ -118,6 +130,9 @@ class _Finder(ast.NodeVisitor):
         self._scope: list[str] = []
         self._functions: list[_Function] = []
         self._attributes: list[set[str]] = []
+        self._constants: list[set[str]] = []
+        self._of_class: dict[str, set[str]] = {}
+        self._stored: Counter[str] = Counter()
         self._lines = [0]
         for line in source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -153,8 +168,12 @@ class _Finder(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._scope.append(node.name)
         self._attributes.append({each.attr for each in ast.walk(node) if _is_own_attribute(each)})
+        inherited = [self._of_class.get(ast.unparse(base), set()) for base in node.bases]
+        self._constants.append(_constant_attributes(node, self._stored).union(*inherited))
+        self._of_class[node.name] = self._constants[-1]
         for statement in node.body:
             self.visit(statement)
+        self._constants.pop()
         self._attributes.pop()
         self._scope.pop()
 
@@ -166,9 +185,28 @@ class _Finder(ast.NodeVisitor):
                 self.visit(default)
         self._functions.append(_Function.of(node))
         for statement in node.body:
+            self._note_copies(statement)
             self.visit(statement)
         self._functions.pop()
         self._scope.pop()
+
+    def _note_copies(self, statement: ast.stmt) -> None:
+        """Note which attributes a statement of a function's first level copies, of those that stay as they are."""
+        function, constants = self._functions[-1], self._constants[-1] if self._constants else set()
+        for pair in _assignments(statement):
+            for one, other in (pair, pair[::-1]):
+                if not (isinstance(one, ast.Name) and _is_own_attribute(other) and one.id == other.attr):
+                    continue
+                if one.id in constants and function.is_assigned_once(one.id):
+                    function.copies[one.id] = self._span(statement)[1]
+
+    def _is_copy(self, name: str, node: ast.expr) -> bool:
+        """Return whether at a node the local of a name and the attribute of the same name are one object."""
+        return self._span(node)[0] >= self._functions[-1].copies.get(name, len(self.source))
+
+    def visit_Module(self, node: ast.Module) -> None:
+        self._stored.update(each.attr for each in ast.walk(node) if _is_stored(each))
+        self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._visit_function(node)
@@ -273,12 +311,13 @@ class _Finder(ast.NodeVisitor):
             self._replace(node, _OTHER_NAMES[node.id])
         for other in self._functions[-1].others_of_the_type(node.id) if self._functions else ():
             self._replace(node, other)
-        if self._functions and node.id in self._functions[-1] and self._attributes and node.id in self._attributes[-1]:
+        local = self._functions and node.id in self._functions[-1] and not self._is_copy(node.id, node)
+        if local and self._attributes and node.id in self._attributes[-1]:
             self._replace(node, f"self.{node.id}")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         local = self._functions and node.attr in self._functions[-1]
-        if local and isinstance(node.ctx, ast.Load) and _is_own_attribute(node):
+        if local and isinstance(node.ctx, ast.Load) and _is_own_attribute(node) and not self._is_copy(node.attr, node):
             self._replace(node, node.attr)
         self.generic_visit(node)
 
@@ -286,7 +325,8 @@ class _Finder(ast.NodeVisitor):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _FOR_READERS or name.endswith(("Error", "Warning")):
             return
-        keywords = [] if name == "zip" else node.keywords  # its `strict` is an assert
+        # The `strict` of zip is an assert.
+        keywords = [] if name == "zip" else [each for each in node.keywords if not _is_of_help(each)]
         if name == "range" and not isinstance(node.args[-1], ast.Constant):
             self._replace(node.args[-1], "1")
         for keyword in keywords:
@@ -360,6 +400,40 @@ _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 def _is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
+
+
+def _assignments(statement: ast.stmt) -> list[tuple[ast.expr, ast.expr]]:
+    """Return the targets of `a = b` and `a, b = c, d` with their values."""
+    if not isinstance(statement, ast.Assign) or len(statement.targets) > 1:
+        return []
+    target, value = statement.targets[0], statement.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
+
+
+def _constant_attributes(node: ast.ClassDef, stored: Counter[str]) -> set[str]:
+    """Return the attributes of a class that nothing stores after `__init__`; `stored` counts what the module stores.
+
+    They are fields, cached properties, and what `__init__` stores once.
+    """
+    functions = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+    cached = {each.name for each in functions if "cached_property" in map(ast.unparse, each.decorator_list)}
+    fields = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    first = [part for each in functions if each.name == "__init__" for part in ast.walk(each)]
+    made = Counter(each.attr for each in first if _is_own_attribute(each) and _is_stored(each))
+    names = (fields | made.keys()) - {each.name for each in functions} | cached
+    return {name for name in names if stored[name] == made[name] <= 1}
+
+
+def _is_of_help(keyword: ast.keyword) -> bool:
+    return keyword.arg in _OF_HELP and (isinstance(keyword.value, ast.JoinedStr) or _is_text(keyword.value))
 
 
 def _is_text(node: ast.expr) -> bool:

@@ -21,7 +21,6 @@ from djl_trtllm.request import OutputChunk, new_id
 
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
-TARGET_MODEL = "x-amzn-sagemaker-target-model"
 REQUEST_ID = "x-request-id"
 
 _EVENTS = "text/event-stream"

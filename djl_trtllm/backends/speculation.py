@@ -50,7 +50,8 @@ def _check_draft(asked: Speculation, layout: Layout, draft: Layout) -> None:
             f"{asked.setting}: the draft model {draft.path} has {format_bytes(sizes[1])} of weights, more than the "
             f"{format_bytes(sizes[0])} of {layout.path}: take a smaller one of the same family"
         )
-    if asked.drafts and (difference := vocabulary_difference(layout, draft)):
+    # With these methods another model proposes the tokens, which has to have the same vocabulary.
+    if asked.method in (Method.DRAFT, None) and (difference := vocabulary_difference(layout, draft)):
         raise ConfigError(
             f"{asked.setting}: the draft model {draft.path} has another vocabulary than {layout.path}: "
             f"{difference}; take one of the same family"

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
+from weakref import WeakSet
 
 import httptools
 import msgspec
@@ -467,7 +468,7 @@ class Client:
         self.target = target
         self._timeout = timeout
         self._idle: list[Connection] = []
-        self._open: set[Connection] = set()
+        self._open: WeakSet[Connection] = WeakSet()
 
     async def send(self, request: bytes, reader: Reader) -> int:
         """Send a request and read its response. `reader.stream` gets the end and the error.
@@ -495,15 +496,11 @@ class Client:
         self._settle(reader, status, problem)
         if connection is not None and not connection.closed:
             self._idle.append(connection)
-        elif connection is not None:
-            self._open.discard(connection)
         return status
 
     def close(self) -> None:
         for connection in self._open:
             connection.close()
-        self._open.clear()
-        self._idle.clear()
 
     async def _connected(self) -> Connection:
         # asyncio.wait_for of Python 3.10 and 3.11 loses a cancellation that comes in the turn in which its task ends.
@@ -522,7 +519,6 @@ class Client:
             if not connection.closed and now - connection.idle_since < _MOST_IDLE:
                 return connection
             connection.close()
-            self._open.discard(connection)
         target = self.target
         _, connection = await asyncio.get_running_loop().create_connection(
             Connection, target.host, target.port, ssl=target.tls

@@ -277,7 +277,7 @@ def picture(drawn: Sequence[Chart]) -> str:
         for axes in places[len(drawn) :]:
             axes.set_axis_off()
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(text, metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
 
 

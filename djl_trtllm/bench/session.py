@@ -279,7 +279,8 @@ async def find_knee(measure: Measure, most: int, sweep: Sweep) -> None:
         if high - low <= 1 or high <= PRECISION * low:
             sweep.knee = high
             return
-        gained = await gain(min(high - 1, max(low + 1, round(math.sqrt(low * high)))))
+        # Numbers that are two or more apart have their geometric mean between them, also when it is rounded.
+        gained = await gain(round(math.sqrt(low * high)))
 
 
 T = TypeVar("T")

@@ -48,7 +48,7 @@ class SizeReport:
     def tokens(self) -> int:
         return self.found.max_num_tokens
 
-    @property
+    @cached_property
     def conditions(self) -> Conditions:
         return self.found.estimate.conditions
 

@@ -66,11 +66,6 @@ class Speculation:
     tree: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def drafts(self) -> bool:
-        """Whether another model of the same vocabulary proposes the tokens."""
-        return self.method in (Method.DRAFT, None)
-
 
 class _Field(NamedTuple):
     """The names of a field in `option.speculative_config`, the options that are the same, and the methods with it."""

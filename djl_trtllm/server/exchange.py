@@ -22,13 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import SMALL, Call, Dialect, RawRequest, Reply
-from djl_trtllm.api.front_end import (
-    TARGET_MODEL,
-    endpoint_error,
-    front_end_error,
-    returned_attributes,
-    with_attributes,
-)
+from djl_trtllm.api.front_end import endpoint_error, front_end_error, returned_attributes, with_attributes
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.errors import AuthenticationError, RequestError, RequestTooLargeError
 from djl_trtllm.logs import of_request
@@ -167,7 +161,7 @@ class Exchange:
     @property
     def target_model(self) -> str | None:
         """The model of a SageMaker multi-model endpoint: its archive's name, or that without the ending."""
-        return self.properties.get(TARGET_MODEL, "").removesuffix(".tar.gz") or None
+        return self.properties.get("x-amzn-sagemaker-target-model", "").removesuffix(".tar.gz") or None
 
     @property
     def content_length(self) -> int | None:

@@ -411,15 +411,15 @@ class CheckpointSizes:
     parts: tuple[Part, ...]
     """The tensors, summed by what decides their division among ranks."""
     source: str
-    quantization: str | None = None
+    quantization: str | None
     """The stored quantisation, by TensorRT-LLM's name; None if the weights are not quantised."""
-    kv_quantization: str | None = None
+    kv_quantization: str | None
     """Quantisation of the KV cache, if the checkpoint asks for one."""
-    tied: bool = False
-    experts: int = 0
-    experts_per_token: int = 0
-    exact: bool = False
-    vision: Vision | None = None
+    tied: bool
+    experts: int
+    experts_per_token: int
+    exact: bool
+    vision: Vision | None
     """How the model takes images; None where it takes none, or it is not known how."""
 
     @property

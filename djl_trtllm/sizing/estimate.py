@@ -256,7 +256,7 @@ def weights_by_stage(sizes: CheckpointSizes, conditions: Conditions) -> tuple[in
     """
     shape, stages = sizes.shape, conditions.pipeline_parallel
     engine = conditions.backend == "tensorrt"
-    division = Division(conditions.tensor_parallel, shape.num_heads or 0, shape.num_kv_heads or 0, engine)
+    division = Division(conditions.tensor_parallel, shape.num_heads, shape.num_kv_heads, engine)
     bytes_ = [0.0] * stages
     for part in sizes.parts:
         size = part_bytes(part, sizes, conditions)

@@ -149,7 +149,7 @@ def instance_named(text: str) -> Instance:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[-_\s]|^nvidia", "", text.strip().lower().removeprefix("nvidia")).upper()
+    return re.sub(r"[-_\s]|^nvidia", "", text.strip().lower()).upper()
 
 
 def _advice(wanted: str, known: Iterable[str]) -> str:

@@ -64,14 +64,14 @@ class Rank:
         self.layers, self.hidden = len(sizes.layers) / stages, shape.hidden or 0
         self.chosen = min(1.0, sizes.experts_per_token / sizes.experts) if sizes.experts else 0.0
         self.dense, self.experts, self.head = _Matrices(), _Matrices(), _Matrices()
-        division = Division(degree, shape.num_heads or 0, shape.num_kv_heads or 0)
+        division = Division(degree, shape.num_heads, shape.num_kv_heads)
         narrow = compute_format(conditions.quantization or sizes.quantization)
         for part in sizes.parts:
             if part.group == "embedding" and not sizes.tied:
                 continue  # a lookup reads a row for each token
             matrices = {"embedding": self.head, "head": self.head, "expert": self.experts}.get(part.group, self.dense)
             share, size = division.share(part.group) / stages, part_bytes(part, sizes, conditions)
-            used = narrow if size < 1.5 * part.elements and narrow in gpu.flops else "bf16"
+            used = narrow if size < 2 * part.elements and narrow in gpu.flops else "bf16"
             matrices.bytes += size * share
             matrices.seconds[used] += 2 * part.elements * share / gpu.flops[used]
         pair = 4 * (shape.num_heads or 0) * (shape.head_dim or 0) / degree / stages

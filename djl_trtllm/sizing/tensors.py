@@ -159,11 +159,11 @@ def layer_of(tensor: WeightTensor) -> int | None:
 
 @dataclass(frozen=True)
 class Division:
-    """How ranks share tensors: the tensor parallel degree, and the numbers of query and key heads that bound it."""
+    """How ranks share tensors: the tensor parallel degree, and the numbers of query and key heads if they are known."""
 
     tensor_parallel: int
-    heads: int
-    kv_heads: int
+    heads: int | None
+    kv_heads: int | None
     replicated_embedding: bool = False
 
     def share(self, group: TensorGroup) -> float:
@@ -175,7 +175,7 @@ class Division:
         keys = 1 / min(ranks, self.kv_heads or ranks)
         if group == "key_value":
             return keys
-        if group == "fused" and self.heads:
+        if group == "fused" and self.heads and self.kv_heads:
             return (self.heads / ranks + 2 * self.kv_heads * keys) / (self.heads + 2 * self.kv_heads)
         return 1 / ranks
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
-from djl_trtllm.api.base import RawRequest
+from djl_trtllm.api.base import RawRequest, Reply
 from djl_trtllm.api.dialects.responses import RESPONSES
 from djl_trtllm.api.kept import Kept
 from djl_trtllm.config import Options
-from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.errors import InvalidRequestError, UnknownPathError
 from tests.api.models import EOS, TEXT, PlayedModel, answer
 from tests.support.virtual_time import Clock
 
@@ -131,6 +132,22 @@ def test_a_response_is_stored_unless_its_request_or_the_options_say_no(
     _, response = ask(model, **body)
     assert response["store"] is stored
     assert (model.kept.find("one", response["id"]) is not None) == stored
+
+
+def test_a_stored_response_is_shown_and_removed_for_its_key_alone() -> None:
+    model = PlayedModel()
+    response = ask(model)[1]
+
+    def asked(act: Callable[..., Reply], key: str) -> Any:
+        named = RawRequest(b"", {}, parameters={"response": response["id"]}, key=key)
+        return json.loads(act(named, [SimpleNamespace(context=None), SimpleNamespace(context=model)]).body)
+
+    assert asked(RESPONSES.page, "one") == response
+    for act, key in ((RESPONSES.page, "two"), (RESPONSES.remove, "two"), (RESPONSES.page, "one")):
+        with pytest.raises(UnknownPathError, match=response["id"]):
+            asked(act, key)
+        if act == RESPONSES.remove:
+            assert asked(act, "one") == {"id": response["id"], "object": "response", "deleted": True}
 
 
 def test_a_conversation_goes_on_from_what_is_stored_of_it() -> None:

@@ -123,7 +123,7 @@ def text_of(model: Model, *tokens: Any) -> str:
     return str(json.loads(reply.body)["prompt"])
 
 
-def test_every_id_of_the_vocabulary_has_its_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_id_of_the_vocabulary_has_its_text(tokenizer: Tokenizer) -> None:
     model = played_model(tokenizer)
     size = tokenizer.vocab_size
     assert text_of(model, 0, size - 1) == tokenizer.decode([0, size - 1], False)
@@ -133,10 +133,8 @@ def test_every_id_of_the_vocabulary_has_its_text(tokenizer: Tokenizer, monkeypat
     for act, body in ((detokenize, b'{"tokens": [5], "top_k": 1}'), (tokenize, b'{"prompt": "a", "top_k": 1}')):
         with pytest.raises(InvalidRequestError, match='unknown field "top_k"'):
             act(RawRequest(body, {}), model)
-    monkeypatch.setattr("djl_trtllm.api.dialects.openai.dialect._MOST_IDS", 2)
-    text_of(model, 5, 6)
-    with pytest.raises(InvalidRequestError, match="expected a list of token ids"):
-        text_of(model, 5, 6, 7)
+    with pytest.raises(InvalidRequestError, match="too much JSON to read"):
+        text_of(model, *[5] * 2**20)
 
 
 def test_a_chat_gets_its_special_tokens_from_its_template_unless_more_are_wanted(tokenizer: Tokenizer) -> None:

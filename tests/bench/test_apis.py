@@ -208,6 +208,8 @@ def test_a_file_has_texts_and_messages_and_is_read_again_and_again(tmp_path: Pat
     expected = {("one", 3), ("two", 9), ("three", 9)}
     assert {(prompt.plain(), prompt.output_tokens) for prompt in prompts[:3]} == expected
     assert {(prompt.plain(), prompt.output_tokens) for prompt in prompts[3:]} == expected
+    firsts = {next(of_file(file, 9, random.Random(seed))).plain() for seed in range(20)}
+    assert firsts == {"one", "two", "three"}, "in random order"
 
 
 def test_a_line_may_have_ids_a_length_and_parameters_of_its_request(tmp_path: Path) -> None:

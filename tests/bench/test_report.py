@@ -57,6 +57,10 @@ def test_the_table_has_a_row_for_each_load() -> None:
     load = figures(1, 10, failed=1)
     load.concurrency, load.rate = None, 2.5
     assert report.table(result(load))[1][0] == "2.5"
+    assert "accepted" not in head
+    load.accepted_tokens = 5
+    accepted = [row[-1] for row in report.table(result(load, figures(2, 20)))]
+    assert accepted == ["accepted", "50 %", "0 %"]
 
 
 def test_a_column_of_latencies_has_one_unit_and_the_table_fits_80_columns() -> None:

@@ -50,6 +50,8 @@ def test_the_machines_that_hold_a_load_come_cheapest_first_with_lines_to_paste(m
     table, pasted, failing, _ = result.stdout.split("\n\n")[1:]
     prices = [float(line.split()[-2]) for line in table.splitlines()[1:] if " x " in line]
     assert prices == sorted(prices)
+    head = ["machine", "GPUs", "setting", "tok/s", "stream", "TTFT", "USD/h", "USD/M"]
+    assert table.splitlines()[0].split() == head
     assert table.splitlines()[1].startswith("g6e.xlarge")
     lines = [line for line in pasted.splitlines() if line.startswith("option.")]
     config = load(None, {}, arguments=lines)

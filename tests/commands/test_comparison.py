@@ -45,6 +45,8 @@ def test_named_machines_are_all_shown_with_all_degrees(tmp_path: Path) -> None:
     ]
     text = "\n".join(found.lines())
     assert "out of memory" in text and "estimate" in text
+    head = ["machine", "GPUs", "tp", "weights/GPU", "max_num_tokens", "KV", "tokens", "sequences", "USD/h"]
+    assert found.lines()[2].split() == head
     assert found.answered
     small = Comparison(request(described(tmp_path)), [of_instance("g5.12xlarge")], [1], None)
     assert "measured" in small.lines()[3]

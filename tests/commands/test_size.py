@@ -341,6 +341,9 @@ def test_the_models_own_file_may_name_the_checkpoint(tmp_path: Path) -> None:
     assert request(tmp_path).sizes.shape.num_layers == 32
     (tmp_path / "serving.properties").write_text(f"option.model_id={tmp_path / 'weights'}\n")
     assert request(tmp_path).sizes.source == str(tmp_path / "weights")
+    described(tmp_path / "draft", num_hidden_layers=2)
+    draft = request(tmp_path, speculative_draft_model="draft").draft
+    assert draft is not None and len(draft.layers) == 2
 
 
 def test_a_configuration_file_or_an_archive_names_the_model_too(tmp_path: Path) -> None:
@@ -457,7 +460,7 @@ def test_a_remote_model_is_read_by_its_headers(monkeypatch: pytest.MonkeyPatch, 
     asked = []
 
     def read(source: str, **options: object) -> CheckpointSizes:
-        asked.append((source, options["revision"], options["hub_token"]))
+        asked.append((source, options.get("revision"), options["hub_token"], options["hub_cache"]))
         return CheckpointSizes.from_config(llama(), source)
 
     monkeypatch.setattr(CheckpointSizes, "read", read)
@@ -465,7 +468,12 @@ def test_a_remote_model_is_read_by_its_headers(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("OPTION_MAX_INPUT_LEN", "77")
     monkeypatch.setenv("OPTION_HF_ACCESS_TOKEN", "hf_own")
     found = read_request("owner/name", {}, "0.28")
-    assert (asked, found.input_len) == ([("owner/name", "abc", "hf_own")], 77)
+    assert (asked, found.input_len, found.draft) == ([("owner/name", "abc", "hf_own", None)], 77, None)
+    monkeypatch.setenv("SERVING_DOWNLOAD_DIR", str(tmp_path))
+    monkeypatch.setenv("OPTION_SPECULATIVE_DRAFT_MODEL", "owner/draft")
+    read_request("owner/name", {}, "0.28")
+    kept = ("hf_own", tmp_path / "hub")
+    assert asked[1:] == [("owner/name", "abc", *kept), ("owner/draft", None, *kept)]
 
 
 def test_the_parts_add_up_to_the_gpu(tmp_path: Path) -> None:
@@ -608,6 +616,25 @@ def test_a_picture_has_parts_numbers_and_capacity(tmp_path: Path) -> None:
     assert "model on g5.12xlarge: 4 x A10G with 22.5 GiB, tensor parallel 1" in text
     assert "max_num_tokens 16,384" in text and "largest, measured: 24,000" in text
     assert f"{found.kv_tokens:,} tokens in the KV cache" in text
+
+
+def test_a_picture_shows_all_numbers_of_tokens_up_to_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = pytest.importorskip("matplotlib.figure")
+    drawn: list[Any] = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, path, dpi: drawn.append(self))
+    found = report(described(tmp_path / "model"), of_instance("g5.12xlarge"))
+    draw(tmp_path / "size.svg", found)
+    memory, capacity = drawn[0].axes
+    most = found.found.maximum
+    across, up = capacity.collections[0].get_paths()[0].vertices.T
+    assert (across.min(), across.max(), len(set(across))) == (256, most, 96)
+    assert up.max() == found.found.estimate.kv_tokens(256)
+    assert capacity.get_xlim() == pytest.approx((256, 1.15 * most))
+    assert capacity.get_ylim() == pytest.approx((0, 1.15 * up.max()))
+    assert sum(bar.get_height() for bar in memory.patches) == pytest.approx(found.conditions.gpu_memory / GIB)
+    assert memory.get_gridspec().get_width_ratios() == (1, 2.5)
 
 
 def test_out_of_memory_is_drawn_too_and_other_files_and_places_are_refused(tmp_path: Path) -> None:

@@ -179,6 +179,14 @@ def test_a_result_is_not_measured_twice_unless_asked_or_under_other_conditions(m
     assert len({found.state for found in (first, *others)}) == 5
 
 
+def test_a_bound_of_host_memory_is_refused_for_an_engine_on_gpus(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, trials = open_subject(str(model), {}, TrialLoad()), Played(24_000)
+    monkeypatch.setattr(type(subject.plan), "gpus", 1)
+    with pytest.raises(DjlTrtllmError, match="leave --memory out"):
+        measure_subject(subject, Settings(memory=5 << 30), QUIET, trials)
+    assert trials.tried == []
+
+
 def test_trials_get_the_options_the_load_and_the_bound(model: Path) -> None:
     trials = Played(24_000)
     subject = open_subject(

@@ -199,6 +199,17 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return sent
 
 
+def test_a_trial_that_is_asked_to_end_has_the_status_of_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "specification", lambda: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            trial.main(["trial", "0"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+
+
 def test_a_request_that_is_never_scheduled_ends_the_trial(killed: list[tuple[int, int]]) -> None:
     reports: list[TrialReport] = []
     runner: Any = PlayedRunner()

@@ -117,11 +117,6 @@ def test_known_models_have_the_parameters_that_they_are_named_after(
     assert round(parameters / 1e9, 1) == billions, model
 
 
-def test_a_mixer_is_as_wide_as_it_is_expanded() -> None:
-    expanded = shapes(llama(model_type="mamba2", mamba_d_state=16, expand=3))
-    assert expanded["mixer.out_proj.weight"] == (4096, 3 * 4096)
-
-
 def test_a_list_says_which_layers_have_experts() -> None:
     few = llama(num_local_experts=4, num_hidden_layers=2, moe_layer_freq=[0, 1])
     names = [tensor.name for tensor in expected_tensors(few)]
@@ -147,6 +142,16 @@ def test_the_inner_size_of_a_layer_can_be_searched() -> None:
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {tensor.name.removeprefix("model.layers.0."): tensor.shape for tensor in expected_tensors(config)}
+
+
+@by_table("name", "base", "changes", "expected")
+def test_the_matrices_of_a_layer_follow_from_the_sizes(
+    name: str, base: str, changes: dict[str, Any], expected: dict[str, list[int] | None]
+) -> None:
+    found = shapes(CONFIGS[base] | changes)
+    assert {matrix: found.get(matrix) for matrix in expected} == {
+        matrix: None if shape is None else tuple(shape) for matrix, shape in expected.items()
+    }, name
 
 
 @pytest.mark.parametrize("changes", [{"attention_bias": True}, {"model_type": "qwen2"}, {"model_type": "qwen2_moe"}])

@@ -281,6 +281,9 @@ def test_keys_of_few_heads_are_replicated() -> None:
     assert division.share("fused") == (32 / 8 + 2 * 1) / (32 + 4)
     assert division.share("embedding") == 1 / 8
     assert Division(8, 32, 2, replicated_embedding=True).share("embedding") == 1
+    # Heads that are not known are divided as other matrices are.
+    unknown = [Division(4, heads, kv_heads) for heads, kv_heads in ((None, None), (None, 2), (8, None))]
+    assert [each.share("fused") for each in unknown] == [1 / 4] * 3
 
 
 @by_table("heads", "kv_heads", "ranks", "divisible")

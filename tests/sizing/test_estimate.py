@@ -29,6 +29,7 @@ from djl_trtllm.sizing.estimate import (
 )
 from djl_trtllm.sizing.machines import gpu_named
 from djl_trtllm.sizing.tensors import Part
+from tests.sizing import configs
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, qwen3_32b_fp8
 from tests.support.tables import by_rows, by_table
 
@@ -55,7 +56,10 @@ ACTIVATIONS: list[tuple[CheckpointSizes, dict[str, Any], EngineConstants, int, f
         for ranks, factor in ((1, 11), (2, 6.5), (3, 6.5), (4, 5), (8, 5), (16, 5))
     ),
     (LLAMA, {"backend": "pytorch"}, BARE, 1, 70 * MIB),
-    (GPT_OSS, {"backend": "pytorch"}, BARE, 8192, 2 * 8192 * WIDTH * 22 + 8192 * WIDTH * 32 * 4 * 4 // 128),
+    *(
+        (GPT_OSS, {"backend": "pytorch", "tensor_parallel": ranks}, BARE, 8192, 8192 * WIDTH * (2 * factor + 4))
+        for ranks, factor in ((1, 22), (2, 13), (4, 10), (8, 10))
+    ),
     # An engine has residuals on every rank and splits the rest; it has an MLP for each expert that a token goes to.
     (LLAMA, {}, BARE, 10, 10 * 2 * (2 * 14336 + 4 * 4096 + 48 * 128)),
     (LLAMA, {"tensor_parallel": 4}, BARE, 10, 10 * 2 * (2 * 14336 / 4 + 4 * 4096 + 12 * 128)),
@@ -165,14 +169,6 @@ def test_a_feed_forward_part_of_unknown_width_has_four_times_that_of_the_model()
     known, unknown = (CheckpointSizes.from_config(llama(intermediate_size=width)) for width in (4 * 4096, None))
     assert weights(unknown) == weights(known)
     assert Estimate(unknown, Conditions(1)).activations(10) == Estimate(known, Conditions(1)).activations(10)
-
-
-def test_a_mixer_is_twice_as_wide_as_its_model_unless_the_configuration_says_otherwise() -> None:
-    plain, expanded, wider = (
-        CheckpointSizes.from_config(llama(model_type="mamba2", mamba_d_state=128, **changes)).bytes
-        for changes in ({}, {"mamba_expand": 2}, {"expand": 3})
-    )
-    assert plain == expanded < wider
 
 
 def test_keys_of_fewer_heads_than_ranks_are_replicated() -> None:
@@ -429,6 +425,32 @@ def test_more_memory_never_gives_less(
     assert small.max_num_tokens <= large.max_num_tokens
     assert small.recommended <= large.recommended
     assert small.weights == large.weights
+
+
+def numbers_of(model: str | None, changes: dict[str, Any], memory: int, given: dict[str, Any]) -> list[int]:
+    conditions = dict(given)
+    if "lora" in given:
+        conditions["lora"] = LoraSlots(**given["lora"])
+    if "draft" in given:
+        conditions["draft"] = CheckpointSizes.from_config(llama(**given["draft"]))
+    sizes = CheckpointSizes.from_config((configs.CONFIGS[model] if model else {}) | changes)
+    found = Estimate(sizes, Conditions(memory * GIB, **conditions))
+    parts = [found.weights, found.lora, found.logits, found.communication, found.overhead, found.activations(8192)]
+    tokens = [
+        found.kv_bytes_per_token,
+        found.kv_tokens(8192),
+        found.sequences_of(4096, 8192),
+        min(found.max_num_tokens, 10**7),
+    ]
+    return [*parts, found.kv_bytes(8192), *tokens, found.recommended]
+
+
+@by_table("model", "changes", "memory", "conditions", "found")
+def test_an_estimate_changes_on_purpose_only(
+    model: str | None, changes: dict[str, Any], memory: int, conditions: dict[str, Any], found: list[int]
+) -> None:
+    """`memory` is in GiB. Without a model only the sizes in `changes` are known."""
+    assert numbers_of(model, changes, memory, conditions) == found
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])

@@ -17,8 +17,8 @@ from djl_trtllm.sizing.machines import GPUS, GpuModel, usd_per_million
 from djl_trtllm.sizing.points import FILE_NAME, Point, fingerprint, precision_of, read_points, write_point
 from djl_trtllm.sizing.speed import CONSTANTS, Load, Rank, Roofline, Speed, corrected
 from tests.commands.conftest import BIG
-from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
-from tests.support.tables import by_rows
+from tests.sizing.configs import CONFIGS, deepseek, gemma3, gpt_oss, llama, nemotron_h
+from tests.support.tables import by_rows, by_table
 from tools.sizing.check_speed import Row, constants_now, cost, halves, rows, summary
 
 LOAD = Load(1000, 1000, 64)
@@ -79,6 +79,16 @@ def test_the_page_has_the_table_as_it_is_printed() -> None:
 
     page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
     assert "\n".join(summary()).strip() in page
+
+
+@by_table("model", "changes", "gpu", "engine", "conditions", "load", "found")
+def test_a_prediction_changes_on_purpose_only(
+    model: str, changes: dict[str, Any], gpu: str, engine: str, conditions: dict[str, Any], load: list[int], found: Any
+) -> None:
+    """`load` ends with the room; `found` are tokens per second, and the seconds of first tokens and intervals."""
+    one = speed(Load(*load[:3]), load[3], config=CONFIGS[model] | changes, gpu=gpu, engine=engine, **conditions)
+    numbers = [one.tokens_per_second, one.ttft_seconds, one.ttft_of_burst_seconds, one.itl_seconds]
+    assert numbers == pytest.approx(found, rel=1e-7)
 
 
 # -- what always holds --
@@ -151,6 +161,7 @@ def test_clients_without_room_wait_and_add_nothing() -> None:
     assert (some.running, some.tokens_per_second) == (16, all_.tokens_per_second)
     wave = all_.ttft_seconds + (LOAD.osl - 1) * all_.itl_seconds
     assert some.ttft_seconds - all_.ttft_seconds == pytest.approx(3 * wave)
+    assert speed(room=1).running == 1
     with pytest.raises(SizingError, match="no sequence of 2000 tokens fits"):
         speed(room=0)
 
@@ -163,7 +174,8 @@ def test_published_times_to_the_first_token_are_predicted(clients: int, seconds:
 
 
 def test_a_single_client_has_no_neighbours_to_wait_for() -> None:
-    alone = speed(replace(LOAD, clients=1))
+    alone = speed(Load(LOAD.isl, LOAD.osl))
+    assert alone.load.clients == 1
     assert alone.ttft_seconds == alone.ttft_of_burst_seconds
 
 
@@ -198,6 +210,16 @@ def test_attention_in_a_prompt_looks_back_as_far_as_the_window() -> None:
 def test_a_head_that_is_the_embedding_is_read_as_one_that_is_not() -> None:
     tied = speed(config=llama(tie_word_embeddings=True))
     assert tied.itl_seconds == pytest.approx(speed().itl_seconds)
+
+
+def test_a_token_goes_to_all_experts_at_most_and_nothing_is_known_of_no_model() -> None:
+    two, four = (llama(num_local_experts=2, num_experts_per_tok=number) for number in (2, 4))
+    assert speed(config=four) == speed(config=two)
+    none = Rank(CheckpointSizes.from_config({}), Conditions(1), GPUS["H100"])
+    assert (none.layers, none.hidden, none.windows, none.state) == (0, 0, [], 0)
+    for known in ({"num_attention_heads": 4}, {"head_dim": 4}):
+        some = CheckpointSizes.from_config({"num_hidden_layers": 1} | known)
+        assert [pair for _, pair, _ in Rank(some, Conditions(1), GPUS["H100"]).windows] == [0]
 
 
 def test_one_output_token_has_no_interval() -> None:
@@ -327,8 +349,12 @@ def test_writers_at_the_same_moment_lose_no_point(tmp_path: Path) -> None:
         {"tokens_per_second": 0.0},
         {"tokens_per_second": float("nan")},
         {"tokens_per_second": float("inf")},
+        {"tokens_per_second": 1.5e9},
         {"clients": 0},
+        {"clients": 2 * 10**7},
         {"gpu": ""},
+        {"version": "v" * 101},
+        {"command": "c" * 2001},
         {"name": "m" * 301},
         {"date": "yesterday"},
         {"ttft_p50": -1.0},
@@ -379,6 +405,9 @@ def test_a_fingerprint_is_of_the_sizes_that_decide_speed() -> None:
     assert of() == of(torch_dtype="float16") == of(model_type="mistral")
     others = ("num_hidden_layers", "hidden_size", "num_key_value_heads", "intermediate_size", "vocab_size")
     assert len({of(), *(of(**{name: LLAMA[name] // 2}) for name in others), of(sliding_window=4096)}) == 7
+    # Points that users have recorded keep their model.
+    kept = [fingerprint(CheckpointSizes.from_config(config)) for config in (nemotron_h(), deepseek())]
+    assert kept == ["c01331bc1645c49b", "d348d20e6fc5c5c2"]
 
 
 @pytest.mark.parametrize(

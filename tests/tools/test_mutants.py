@@ -69,6 +69,7 @@ def changes(source: str) -> set[str]:
         ("assert a < b", set()),
         ("x = 'a text for people'", set()),
         ("x = zip(a, strict=True)", set()),
+        ("x = Option(help='Text.', metavar=f'{a}', rich_help_panel='GPU')", set()),
         ("Kind = Literal['a', 'b']", set()),
         ("x = a['b']", {"x = a['bX']"}),
         ("'''A docstring that is none.'''", set()),
@@ -81,6 +82,12 @@ def test_a_line_has_these_mutants(line: str, mutants: set[str]) -> None:
 @by_table("source", "mutant")
 def test_names_statements_and_bounds_are_exchanged(source: str, mutant: str) -> None:
     assert mutant in changes(source)
+
+
+@by_table("members", "made")
+def test_a_local_is_exchanged_for_the_attribute_of_its_name_unless_it_is_a_copy(members: str, made: list[str]) -> None:
+    source = "class A:\n    " + members.replace("\n", "\n    ")
+    assert sorted(line for line in changes(source) if line.startswith("g(")) == made
 
 
 def test_a_baseexception_that_is_caught_is_not_any_exception() -> None:

@@ -258,9 +258,6 @@ def _read(
     return sampling, response
 
 
-_MOST_IDS = 2**20
-
-
 def tokenize(request: RawRequest, model: ModelContext, render: Render | None = None) -> Reply:
     """Token ids of a `prompt`, or of `messages` in the model's chat template, which `render` renders.
 
@@ -287,7 +284,7 @@ def detokenize(request: RawRequest, model: ModelContext) -> Reply:
     DETOKENIZE_FIELDS.read(payload, problems, "field")
     problems.raise_any()
     ids, size = payload.get("tokens"), model.tokenizer.vocab_size
-    if type(ids) is not list or len(ids) > _MOST_IDS or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
+    if type(ids) is not list or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
         raise errors.InvalidRequestError(f"'tokens' {found(ids)}: expected a list of token ids from 0 to {size - 1}")
     return Reply.json({"prompt": model.tokenizer.decode(ids, False)})._replace(headers=problems.headers)
 

@@ -136,7 +136,7 @@ def parse_generate(request: base.RawRequest, model: base.ModelContext, name: str
 class TritonGenerateEncoder(inference.BatchEncoder):
     """One object at the end; `as_event`: as the only event of a stream."""
 
-    def __init__(self, request: inference.InferenceRequest, head: dict[str, Any], *, as_event: bool = False) -> None:
+    def __init__(self, request: inference.InferenceRequest, head: dict[str, Any], *, as_event: bool) -> None:
         super().__init__([request], request.usual)
         self.stream = as_event
         self.content_type = _SSE if as_event else "application/json"
