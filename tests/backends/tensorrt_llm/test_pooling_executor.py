@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from djl_trtllm.backends.planning import choose_backend, plan_engine
-from djl_trtllm.backends.tensorrt_llm import pooling_executor as module
+from djl_trtllm.backends.tensorrt_llm import executor as module
 from djl_trtllm.backends.tensorrt_llm.names import module_of
 from djl_trtllm.backends.tensorrt_llm.plan import PoolingPlan, TensorRtLlmPlan
 from djl_trtllm.config import Backend
