@@ -248,7 +248,7 @@ class _Reader:
 
     def _permitted(self, name: str, path: str, key: yaml.Node, node: yaml.Node) -> bool:
         """Return whether `option.trust_remote_code` allows an argument that brings code into the engine process."""
-        names_code = _MAY_NAME_CODE.search(name) and isinstance(node, yaml.ScalarNode) and "." in node.value
+        names_code = _MAY_NAME_CODE.search(name) and "." in node.value
         if self.config.options.trust_remote_code or not (_CODE.search(name) or names_code):
             return True
         self._problem(path, key, "it brings code into the engine: set option.trust_remote_code=true if you trust it")

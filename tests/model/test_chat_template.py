@@ -113,14 +113,14 @@ of Mistral."""
 
 
 def test_a_strict_template_is_tried_with_a_whole_conversation() -> None:
-    call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"wolf": 1}}}
+    call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": {"wolf": 1, "é": 2}}}
     conversation: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "1", "tool_call_id": "123456789", "name": "f"},
     ]
     tools = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
-    assert template(STRICT).render(conversation, tools=tools).strip() == '```{"wolf":1}'
+    assert template(STRICT).render(conversation, tools=tools).strip() == '```{"wolf":1,"é":2}'
 
 
 @pytest.mark.parametrize("arguments", ["", None, {}])

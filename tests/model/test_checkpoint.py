@@ -15,7 +15,13 @@ from safetensors.numpy import save_file
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import ModelShape, checkpoint, inspect
-from djl_trtllm.model.checkpoint import check_tensors, is_lfs_pointer, read_object, stored_quantization
+from djl_trtllm.model.checkpoint import (
+    check_tensors,
+    is_lfs_pointer,
+    read_object,
+    stored_kv_quantization,
+    stored_quantization,
+)
 from tests.model.test_layout import safetensors
 from tests.support.tables import by_rows, by_table
 
@@ -209,6 +215,13 @@ def test_a_checkpoint_has_the_layers_that_its_config_says(
 @by_table("config", "algorithm")
 def test_each_way_of_saying_it_is_one_name(tmp_path: Path, config: dict[str, Any], algorithm: str | None) -> None:
     assert stored_quantization(tmp_path, config) == algorithm
+
+
+def test_the_quantisation_of_the_kv_cache_is_in_the_same_places(tmp_path: Path) -> None:
+    own = {"quantization": {"kv_cache_quant_algo": "FP8"}}
+    for config in (own, {"pretrained_config": own}, {"quantization_config": own}):
+        assert stored_kv_quantization(tmp_path, config) == "FP8"
+    assert stored_kv_quantization(tmp_path, {}) is None
 
 
 # (config.json, layers, key-value heads, head size, hidden, positions)

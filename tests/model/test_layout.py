@@ -272,6 +272,11 @@ def test_a_checkpoint_may_carry_its_engine_beside_it(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     assert inspect(tmp_path).kind is ModelKind.OPENVINO_ENGINE
     assert inspect(tmp_path).path == tmp_path / "engine"
+    (tmp_path / "engine" / "openvino_model.xml").unlink()
+    write(tmp_path, **{"model.safetensors": None})
+    assert inspect(tmp_path).bundled_engine is None
+    write(tmp_path / "engine", **{"config.json": BUILT, "rank0.engine": b"x"})
+    assert inspect(tmp_path).bundled_engine == tmp_path / "engine"
 
 
 def test_a_checkpoint_is_known_by_its_config_alone(tmp_path: Path) -> None:

@@ -521,7 +521,7 @@ def test_qwen_1_is_read_without_its_code(tmp_path: Path) -> None:
     assert tokenizer.encode("hello hello1e\u0301<|im_start|>") == [260, 261, ord("1"), 262, 264]
     assert tokenizer.encode("hellol\n") == [260, ord("l"), ord("\n")]
     assert tokenizer.end_ids == {263} and tokenizer.vocab_size == 263 + 208
-    for wrong in (b"aGU= 1\n*** 2\n", b"aGU= -1\n", b"aGU= 99999999999\n"):
+    for wrong in (b"aGU= 1\n*** 2\n", b"aGU= -1\n", b"aGU= %d\n" % 2**24):
         (tmp_path / "qwen.tiktoken").write_bytes(wrong)
         with pytest.raises(TokenizerError, match=r"qwen\.tiktoken is not a tiktoken file"):
             load_tokenizer(tmp_path)

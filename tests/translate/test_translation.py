@@ -467,6 +467,8 @@ def test_a_repository_of_tritons_llm_api_has_its_settings_beside_the_configurati
     (tmp_path / "config.pbtxt").write_text('name: "tensorrt_llm"\nbackend: "python"\nmax_batch_size: 0\n')
     for name in ("config.pbtxt", "1/model.yaml"):
         given = read([str(tmp_path / name)], "triton")
+        settings = {"model=acme/m", "backend=pytorch", "tensor_parallel_size=2", "kv_cache_config.max_tokens=64"}
+        assert sorted(each.written for each in given.lines) == sorted({*settings, "decoupled=true"}), name
         serve, lmi = ({each.name: each.value for each in translate(given, to).kept} for to in ("trtllm-serve", "lmi"))
         arguments = {"backend": "pytorch", "tensor_parallel_size": 2, "kv_cache_config.max_tokens": 64}
         assert serve == {"model": "acme/m", **arguments}, name
