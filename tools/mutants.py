@@ -85,6 +85,8 @@ class _Function:
 
     types: dict[str, str] = field(default_factory=dict)
     assigned: Counter[str] = field(default_factory=Counter)
+    kept: set[str] = field(default_factory=set)
+    """Parameters of `__init__` that `self` has under their names: exchanging `x` and `self.x` there changes nothing."""
 
     @classmethod
     def of(cls, node: ast.FunctionDef | ast.AsyncFunctionDef) -> _Function:
@@ -98,7 +100,14 @@ class _Function:
                 found.assigned[each.id] += 1
             if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
                 inside.extend(ast.iter_child_nodes(each))
+        if node.name == "__init__":
+            statements = {ast.unparse(each) for each in node.body}
+            found.kept = {name for name in found.types.keys() - found.assigned if f"self.{name} = {name}" in statements}
         return found
+
+    def differs_from_own(self, name: str) -> bool:
+        """Return whether a name of this function may be another object than the attribute of `self` with the name."""
+        return name in self and name not in self.kept
 
     def others_of_the_type(self, name: str) -> list[str]:
         """Return the parameters with the same type as the named one."""
@@ -273,11 +282,12 @@ class _Finder(ast.NodeVisitor):
             self._replace(node, _OTHER_NAMES[node.id])
         for other in self._functions[-1].others_of_the_type(node.id) if self._functions else ():
             self._replace(node, other)
-        if self._functions and node.id in self._functions[-1] and self._attributes and node.id in self._attributes[-1]:
+        differs = self._functions and self._functions[-1].differs_from_own(node.id)
+        if differs and self._attributes and node.id in self._attributes[-1]:
             self._replace(node, f"self.{node.id}")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        local = self._functions and node.attr in self._functions[-1]
+        local = self._functions and self._functions[-1].differs_from_own(node.attr)
         if local and isinstance(node.ctx, ast.Load) and _is_own_attribute(node):
             self._replace(node, node.attr)
         self.generic_visit(node)

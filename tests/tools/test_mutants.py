@@ -83,6 +83,13 @@ def test_names_statements_and_bounds_are_exchanged(source: str, mutant: str) -> 
     assert mutant in changes(source)
 
 
+def test_a_parameter_that_self_keeps_under_its_name_is_not_exchanged_for_it() -> None:
+    source = "class A:\n    def __init__(self, b, d):\n        self.b, self.d = b, g(d)\n        self.b = b\n"
+    found = changes(f"{source}        self.c = f(b, d, self.b)\n")
+    assert "self.c = f(b, self.d, self.b)" in found
+    assert not found & {"self.c = f(self.b, d, self.b)", "self.c = f(b, d, b)"}
+
+
 def test_a_baseexception_that_is_caught_is_not_any_exception() -> None:
     source = "def f():\n    try:\n        a\n    except BaseException:\n        b"
     assert changes(source) == {"except Exception:"}
