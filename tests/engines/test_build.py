@@ -53,6 +53,8 @@ def test_a_build_has_a_manifest_tells_its_phases_and_keeps_its_log(
     assert manifest is not None
     assert manifest.checkpoint == plan.checkpoint_identity
     assert manifest.options == {"dtype": "fp16", "quantize": "none", "trust_remote_code": False}
+    assert (manifest.backend, manifest.versions, manifest.platform) == ("openvino", plan.versions, plan.platform)
+    assert manifest.limits == plan.built_limits != {}
     assert manifest.verify(engine) == []
     assert [line.split(" (")[0] for line in told[:-1]] == [
         f"compiling: {phase}" for phase in ("load", "convert", "tokenizer", "save")
