@@ -12,6 +12,17 @@ from tests.support.server import Server, environment, run_cli
 pytestmark = pytest.mark.slow
 
 SIZES = {"desk": (1280, 800), "phone": (390, 800)}
+LEAVE_ONE_OF_EACH = """() => {
+    const seen = new Set();
+    for (const operation of document.querySelectorAll("main > details")) {
+        const elements = [...operation.querySelectorAll("*")];
+        const kinds = elements.map(each => [each.parentElement.tagName, each.tagName, each.className].join(" "));
+        if (kinds.every(kind => seen.has(kind))) operation.remove();
+        kinds.forEach(kind => seen.add(kind));
+    }
+}"""
+"""Removes the operations of /docs that have no element which those before them lack: one template makes all 108, with
+24,000 elements, which axe looks at one by one for minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +52,11 @@ def test_a_page_has_no_barrier(path: str, size: str, scheme: str, server: Server
         page = context.new_page()
         page.goto(report if path == "report" else f"{server.url}{path}")
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls to the side"
+        if path == "/docs":
+            page.evaluate(LEAVE_ONE_OF_EACH)
         found = axe.Axe().run(page).response["violations"]
         assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls to the side"
     finally:
         context.close()
 
