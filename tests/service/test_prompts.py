@@ -369,7 +369,8 @@ async def test_short_texts_of_a_crowd_are_tokenised_together_beside_the_event_lo
     reading = [
         asyncio.ensure_future(prompts.read(text, None, special=number % 3 > 0)) for number, text in enumerate(texts)
     ]
-    assert [ids for _, ids in await asyncio.gather(*reading)] == expected
+    with mock.patch.object(WORKERS, "submit", side_effect=AssertionError):  # long texts may keep these threads
+        assert [ids for _, ids in await asyncio.gather(*reading)] == expected
     assert calls[:4] == [(True, 1)] * 4 and sorted(calls[4:]) == [(False, 2), (False, 6)]
     del calls[:]
     assert (await prompts.read(texts[0], None, special=False))[1] == expected[0]
@@ -432,6 +433,7 @@ async def test_the_short_texts_of_a_call_are_tokenised_many_at_a_time(
     assert [each.prompt_ids for each in known] == [*expected[:-1], None, None, [5], None]
     assert [each.prompt for each in known[:100]] == texts and lengths[:2] == [64, 35]
     assert await prompts.with_ids(requests[:4]) == requests[:4], "few are read as they come"
+    assert await reader(tokenizer, max_input_len=2).with_ids(requests) == requests, "these may be refused unread"
 
 
 async def test_before_a_truncated_prompt_some_text_is_kept(
