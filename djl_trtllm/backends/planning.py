@@ -361,6 +361,7 @@ PROPERTIES_FILE = "serving.properties"
 _CARRIED_GROUPS = ("limits", "kv_cache", "scheduler", "parallelism", "decoding", "lora", "serving")
 _CARRIED = ("trust_remote_code", "model_name", "task")
 _SPECULATION = "speculation"
+_TEMPLATE_FILE = "option_chat_template.jinja"
 
 
 def compile_checkpoint(
@@ -371,6 +372,7 @@ def compile_checkpoint(
     *,
     tokenizer_dir: Path | None = None,
     draft_dir: Path | None = None,
+    template: Callable[[], str] | None = None,
 ) -> None:
     """Compile a local checkpoint into the directory `out`, with a `serving.properties` that serves it.
 
@@ -378,7 +380,8 @@ def compile_checkpoint(
     compiled by the same versions with the same options, and replaced (its serving.properties too) otherwise. The log
     of a failure stays in `OUT.log`, or, where an engine is replaced, in the file that the error names until the next
     compile. `tokenizer_dir` is the tokenizer's directory if it is not the checkpoint's,
-    `draft_dir` the draft model's, which is compiled into the folder `draft` of `out` where the backend compiles it.
+    `draft_dir` the draft model's, which is compiled into the folder `draft` of `out` where the backend compiles it;
+    `template` returns the chat template that replaces the model's.
 
     Raises EngineError where there is nothing to compile or `out` holds something else, ModelError, ConfigError,
     CompilerMissingError and BuildError.
@@ -395,14 +398,14 @@ def compile_checkpoint(
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     if draft_dir is not None:
         layout = replace(layout, draft=inspect(draft_dir))
-    load_fitting_tokenizer(layout, trust_remote_code=config.options.trust_remote_code)
+    load_fitting_tokenizer(layout, trust_remote_code=config.options.trust_remote_code, template=template)
     asked, (config, plan) = config, plan_fitted(config, layout, compile_only=True)
     for line in config.warnings[len(asked.warnings) :]:
         progress(f"warning: {line}")
     _into(out, plan, progress)
     if plan.draft is not None:
         _compile_draft(plan.draft, layout.draft, out / DRAFT_FOLDER, progress)
-    _write_properties(config, plan, out)
+    _write_properties(config, plan, out, template)
 
 
 def _compile_draft(plan: EnginePlan, layout: Layout | None, out: Path, progress: Callable[[str], None]) -> None:
@@ -472,7 +475,7 @@ def _write_limits(plan: EnginePlan, manifest: Manifest, out: Path) -> None:
     msgspec.structs.replace(manifest, limits=plan.built_limits).write(out)
 
 
-def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:
+def _write_properties(config: Config, plan: EnginePlan, out: Path, template: Callable[[], str] | None) -> None:
     path = out / PROPERTIES_FILE
     if path.exists():
         return  # the user's by now
@@ -484,6 +487,9 @@ def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:
         carried = declared.name in _CARRIED or group in _CARRIED_GROUPS or (group == _SPECULATION and not plan.draft)
         if carried and config.is_set(declared.name):
             properties[declared.key] = as_text(getattr(config.options, declared.name)) or "none"
+    if template is not None:
+        properties["option.chat_template"] = _TEMPLATE_FILE
+        (out / _TEMPLATE_FILE).write_text(template(), encoding="utf-8")
     path.write_text(
         javaproperties.dumps(properties, comments="Serves the engine in this directory.", timestamp=False),
         encoding="utf-8",

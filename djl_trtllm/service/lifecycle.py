@@ -345,8 +345,8 @@ class ModelService:
                 encoder.begin(Prompt(prompt.text or "", len(prompt.ids)))
             return [request for request, _ in pooled], [prompt for _, prompt in pooled]
         found: list[ReadPrompt] = []
-        for request in requests:
-            prompt = await reader.prompt_of(request, takes_images=takes_images)
+        for request, read in zip(requests, await reader.with_ids(requests), strict=True):
+            prompt = await reader.prompt_of(read, takes_images=takes_images)
             found.append(ReadPrompt(batch.fit(request, prompt.ids), prompt.text, prompt.images))
             if request.stop:
                 await reader.work_of(sum(map(len, request.stop)), partial(batch.learn_stops, request))

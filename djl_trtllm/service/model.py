@@ -497,7 +497,10 @@ def compile_model(
     draft = draft_files(source)
     outgoing = EngineCache(config.engine_cache_dir).outgoing
     with outgoing(out, progress) if remote else nullcontext(Path(out)) as local:
-        compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
+        template = _template(source)
+        compile_checkpoint(
+            config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft, template=template
+        )
         if remote:
             upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
     return out if remote else str(local)

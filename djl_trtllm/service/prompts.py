@@ -94,16 +94,17 @@ class ShortTexts:
 
 
 def _share_result(
-    futures: Iterable[asyncio.Future[list[int]]], done: asyncio.Future[list[list[int] | Exception]]
+    futures: Sequence[asyncio.Future[list[int]]], done: asyncio.Future[list[list[int] | Exception]]
 ) -> None:
-    _share(futures, done.result())
+    error = done.exception()  # where memory ran out
+    _share(futures, done.result() if error is None else [error] * len(futures))
 
 
-def _share(futures: Iterable[asyncio.Future[list[int]]], results: Iterable[list[int] | Exception]) -> None:
+def _share(futures: Iterable[asyncio.Future[list[int]]], results: Iterable[list[int] | BaseException]) -> None:
     for future, result in zip(futures, results, strict=True):
         if future.done():  # its client has left
             continue
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             future.set_exception(result)
         else:
             future.set_result(result)
@@ -128,6 +129,19 @@ class PromptReader:
         self._timeout = model.options.predict_timeout
         self._template_timeout = model.options.chat_template_timeout
         self._renderer: ChatRenderer | None = None
+
+    async def with_ids(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+        """The requests of a call, those of short texts with their ids, for `prompt_of`. Raises RequestTimeoutError.
+
+        Read one after the other, every few of hundreds would wait for a thread. A text without ids is left as it is.
+        """
+        most = min(_INLINE_CHARACTERS, self._max_input_len)
+        texts = [text for each in requests if (text := each.prompt) and each.prompt_ids is None and len(text) <= most]
+        if len(texts) <= _INLINE_TEXTS:
+            return requests
+        encoded = await self.work_of(sum(map(len, texts)), partial(self._tokenizer.encode_all, texts))
+        known = {text: ids for text, ids in zip(texts, encoded, strict=True) if isinstance(ids, list)}
+        return [replace(each, prompt_ids=known.get(each.prompt or "", each.prompt_ids)) for each in requests]
 
     async def prompt_of(self, request: GenerationRequest, *, takes_images: bool) -> ReadPrompt:
         """Read a request's prompt; `takes_images`: whether the engine does. Raises InvalidRequestError.

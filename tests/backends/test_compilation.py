@@ -17,6 +17,7 @@ from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
+from djl_trtllm.model.chat_template import source_of
 from tests.engines.helpers import CONTEXT, CPU_ONLY, built, configured, write_engine_files
 
 
@@ -56,13 +57,15 @@ def test_what_serves_the_engine_is_carried_over_and_nothing_else(model: Path, tm
         "guided_decoding_backend": "none",
     }  # fmt: skip
     left_out = {"engine_cache_max_gb": "3", "calib_size": "64"}
-    compile_checkpoint(configured(**carried, **left_out), model, tmp_path / "out")
+    compile_checkpoint(configured(**carried, **left_out), model, tmp_path / "out", template=lambda: "größe\r\n{{ a }}")
+    assert source_of("option_chat_template.jinja", tmp_path / "out", "") == "größe\r\n{{ a }}"
     text = (tmp_path / "out" / "serving.properties").read_text(encoding="utf-8")
     assert text.splitlines()[0] == "#Serves the engine in this directory."
     assert javaproperties.loads(text) == {
         "engine": "Python",
         "option.backend": "openvino",
         "option.dtype": "fp16",
+        "option.chat_template": "option_chat_template.jinja",
         **{f"option.{name}": value for name, value in carried.items()},
     }
 

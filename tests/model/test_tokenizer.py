@@ -82,6 +82,7 @@ def test_a_text_is_encoded_by_the_call_that_releases_the_gil(
     monkeypatch.setattr(tokenizer, "raw", Mock(**{f"{call}.side_effect": PanicException("called `unwrap()`")}))
     with pytest.raises(InvalidRequestError, match="the model's tokenizer fails on this text"):
         tokenizer.encode(text)
+    assert [type(each) for each in tokenizer.encode_all([text, text])] == [InvalidRequestError] * 2
 
 
 class PanicException(BaseException):

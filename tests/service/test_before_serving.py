@@ -39,8 +39,10 @@ class Work:
         *,
         tokenizer_dir: Path | None,
         draft_dir: Path | None,
+        template: Callable[[], str] | None,
     ) -> None:
-        tell(f"compiling {checkpoint}" + "".join(f" with {each}" for each in (tokenizer_dir, draft_dir) if each))
+        beside = (tokenizer_dir, draft_dir, template and template())
+        tell(f"compiling {checkpoint}" + "".join(f" with {each}" for each in beside if each))
         if self.failure is not None:
             raise self.failure
         out.mkdir(parents=True, exist_ok=True)
@@ -94,12 +96,12 @@ def test_the_model_that_the_properties_name_is_compiled(work: Work, checkpoint: 
     assert work.compiled[0][0] == tmp_path / "weights"
 
 
-def test_a_draft_model_is_compiled_too(work: Work, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_draft_model_is_compiled_too_and_a_chat_template_kept(work: Work, checkpoint: Path, tmp_path: Path) -> None:
     write_checkpoint(checkpoint / "small")
-    properties(checkpoint, "option.speculative_draft_model=small")
+    properties(checkpoint, "option.speculative_draft_model=small", "option.chat_template={{ a }}")
     told: list[str] = []
     compile_model(str(checkpoint), str(tmp_path / "out"), {}, told.append)
-    assert told == [f"compiling {checkpoint} with {checkpoint / 'small'}"]
+    assert told == [f"compiling {checkpoint} with {checkpoint / 'small'} with {{{{ a }}}}"]
 
 
 def test_a_remote_checkpoint_is_fetched_first(work: Work, tmp_path: Path) -> None:

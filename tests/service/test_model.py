@@ -393,12 +393,15 @@ def test_conversations_are_rendered_by_the_template_that_is_named(
         monkeypatch.setattr(model, "inspect", lambda files: inside)
     (checkpoint / "additional_chat_templates").mkdir()
     (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("of tools")
-    (checkpoint / "other.jinja").write_text("<{{ messages[0]['content'] }}>\n")
+    for name in ("other.jinja", "{other}.jinja"):
+        (checkpoint / name).write_text("<{{ messages[0]['content'] }}>\n")
     messages = [{"role": "user", "content": "a wolf"}]
     rows = [
         ("other.jinja", "<a wolf>"),
         (str(checkpoint / "other.jinja"), "<a wolf>"),
         ("first\\nthen {{ messages[0]['content'] }}", "first\nthen a wolf"),
+        ("{other}.jinja", "<a wolf>"),
+        (f"{'é' * 300} {{{{ messages[0]['content'] }}}}", f"{'é' * 300} a wolf"),
     ]
     for value, prompt in rows:
         texts = prepare(open_source(checkpoint, {**OPENVINO, "OPTION_CHAT_TEMPLATE": value})).texts()
@@ -412,6 +415,8 @@ def test_a_chat_template_that_is_no_file_is_refused_before_a_compilation(
     told = rf"option\.chat_template=other\.jinja \(.*OPTION_CHAT_TEMPLATE\): there is no file {checkpoint}/other\.jinja"
     with pytest.raises(TokenizerError, match=told):
         prepare(open_source(checkpoint, {**OPENVINO, "OPTION_CHAT_TEMPLATE": "other.jinja"}))
+    with pytest.raises(TokenizerError, match="expected a file, or a template in Jinja"):
+        prepare(open_source(checkpoint, {**OPENVINO, "OPTION_CHAT_TEMPLATE": "text " * 99}))
     assert "compiling" not in caplog.text
 
 

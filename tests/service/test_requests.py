@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import psutil
 import pytest
@@ -41,6 +42,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, Pooling, Sampling, Token
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model, Texts, open_source, prepare, prepare_apart
+from djl_trtllm.service.prompts import PromptReader
 from djl_trtllm.service.work import BoundedCalls, Calls
 from tests.service.conftest import TOKENIZER, Stage
 from tests.support.in_process import PROMPT, Asked, ask, state_of
@@ -300,6 +302,13 @@ async def test_the_requests_of_a_call_run_together_and_their_chunks_say_whose_th
     service.cancel(states)
     assert [chunk.finished is not None for chunk in asked.updates] == [False, False, True, True]
     assert len(stage.last.cancelled) == 2
+
+
+async def test_the_short_texts_of_a_call_are_not_read_one_by_one(stage: Stage) -> None:
+    service = await stage.load()
+    with mock.patch.object(PromptReader, "read", side_effect=AssertionError):
+        await service.generate(several(*"abcdef", encoder=PromptsEncoder()), Asked())
+    assert [submitted.prompt_ids for submitted in stage.last.submitted] == [*map(TOKENIZER.encode, "abcdef")]
 
 
 async def test_a_call_is_admitted_as_a_whole(stage: Stage) -> None:
