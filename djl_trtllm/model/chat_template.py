@@ -183,13 +183,13 @@ def _as_object(arguments: Any) -> Any:
 def source_of(value: str, directory: Path, setting: str) -> str:
     """The chat template that `option.chat_template` means: Jinja text, or a file, in `directory` if it is relative.
 
-    A value with a brace or a line break is a text if it names no file (vLLM's rule); `\\n` in it is a line break.
-    `setting` is the option as the error shows it. Raises TokenizerError.
+    A value with a brace or a line break is a text if it names no file (vLLM's rule). `setting` is the option as the
+    error shows it. Raises TokenizerError.
     """
     if os.path.isfile(file := directory / value):  # noqa: PTH113  (`Path.is_file` raises OSError for a long text)
         return _text_of(file)
     if any(each in value for each in "{}\n"):
-        return value.replace("\\n", "\n")
+        return value
     raise TokenizerError(f"{setting}: there is no file {file}; expected a file, or a template in Jinja")
 
 

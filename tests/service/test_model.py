@@ -399,7 +399,7 @@ def test_conversations_are_rendered_by_the_template_that_is_named(
     rows = [
         ("other.jinja", "<a wolf>"),
         (str(checkpoint / "other.jinja"), "<a wolf>"),
-        ("first\\nthen {{ messages[0]['content'] }}", "first\nthen a wolf"),
+        ("first, then {{ messages[0]['content'] }}", "first, then a wolf"),
         ("{other}.jinja", "<a wolf>"),
         (f"{'é' * 300} {{{{ messages[0]['content'] }}}}", f"{'é' * 300} a wolf"),
     ]
