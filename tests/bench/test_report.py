@@ -4,6 +4,7 @@ import json
 import math
 import re
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from djl_trtllm import listing
 from djl_trtllm.bench import report
 from djl_trtllm.bench.client import Counted, Stream, Target
 from djl_trtllm.bench.figures import Distribution, Figures, Timeline
-from djl_trtllm.bench.report import Line, charts, describe, page, picture
+from djl_trtllm.bench.report import Chart, Line, charts, describe, page, picture
 from djl_trtllm.bench.session import Load, Plan, Progress, Result, Sweep
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.listing import columns
@@ -51,7 +52,8 @@ def test_durations_and_numbers_have_three_digits_or_more_and_a_unit() -> None:
 
 def test_the_table_has_a_row_for_each_load() -> None:
     head, first, second = report.table(result(figures(1, 10), figures(2, 2000, failed=3)))
-    assert dict(zip(head, first, strict=True))["TTFT ms"] == "250/250"
+    assert head == ["clients", "tok/s", "req/s", "TTFT ms", "ITL ms", "E2E ms", "sent", "failed"]
+    assert first == ["1", "10", "1", "250/250", "27.8/27.8", "500/500", "1", "0"]
     row = dict(zip(head, second, strict=True))
     assert (row["clients"], row["tok/s"], row["sent"], row["failed"]) == ("2", "2,000", "4", "3")
     load = figures(1, 10, failed=1)
@@ -117,7 +119,9 @@ def test_what_makes_figures_doubtful_is_a_warning() -> None:
     late.sent, late.ended, late.error = 0.5, 0.6, "x"
     load.add(late, 1.0)
     assert re.search("requests were sent up to (499|500) ms late", "\n".join(result(load).warnings))
-    assert result(figures(1, 10)).warnings == []
+    punctual = Figures("3 requests/s", 0.0, end=1.0, rate=3.0)
+    punctual.lag.add(np.array([0.01]))
+    assert result(figures(1, 10)).warnings == result(punctual).warnings == []
 
 
 def test_requests_without_an_end_are_warned_of_unless_ctrl_c_ended_the_load() -> None:
@@ -181,6 +185,57 @@ def test_an_open_loop_is_drawn_by_its_rate_and_an_empty_load_too() -> None:
     one, two, three = (size_of(picture([chart] * count)) for count in (1, 2, 3))
     assert (two[0], three[0], three[1]) == (2 * one[0], 2 * one[0], 2 * one[1]), "two in a row"
     assert page(result()).startswith("<!doctype html>")
+
+
+@drawn
+def test_a_chart_is_drawn_as_it_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    kept: list[Any] = []
+    save = Figure.savefig
+
+    def keep(self: Figure, *args: Any, **named: Any) -> None:
+        kept.append(self)
+        save(self, *args, **named)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    dots = Chart("Dots", "x", "y", [Line("a", [(1, 2), (2000, 4), (3, math.nan)], ["one", "two", "none"])], "x", 2)
+    picture([dots, Chart("Steps", "u", "v", [Line("b", [(0, 1)], steps=True)], "y"), Chart("None", "", "", [])])
+    first, second, none, hidden = kept[0].axes
+    assert [axes.get_title("left") for axes in kept[0].axes] == ["Dots", "Steps", "None", ""]
+    assert (first.get_xlabel(), first.get_ylabel(), first.get_xscale(), first.get_yscale()) == (
+        "x",
+        "y",
+        "log",
+        "linear",
+    )
+    assert (second.get_xscale(), second.get_yscale(), first.get_ylim()[0], none.get_ylim()[0]) == (
+        "linear",
+        "log",
+        0,
+        0,
+    )
+    assert second.get_ylim()[0] > 0 and not hidden.axison and none.get_legend() is None
+    assert first.xaxis.get_major_formatter()(2000, 0) == "2,000"
+    line, knee = first.lines
+    assert (line.get_label(), line.get_marker(), line.get_drawstyle(), list(knee.get_xdata())) == (
+        "a",
+        "o",
+        "default",
+        [2, 2],
+    )
+    assert (second.lines[0].get_marker(), second.lines[0].get_drawstyle()) == ("None", "steps-post")
+    assert [(text.get_text(), text.xy) for text in first.texts] == [
+        ("one", (1, 2)),
+        ("two", (2000, 4)),
+        ("knee", (2, 0.02)),
+    ]
+
+
+def test_a_bin_that_the_measurement_ended_in_has_no_rate() -> None:
+    load = Figures("1 client", 0.0, end=1.5, concurrency=1)
+    load.add(stream(0.0, (0.25, 1), (1.25, 3), ended=1.3), 1.5)
+    assert charts(result(load))[3].lines[0].points == [(0.0, 1.0)]
 
 
 def test_without_matplotlib_a_page_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

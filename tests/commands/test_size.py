@@ -635,6 +635,11 @@ def test_a_picture_shows_all_numbers_of_tokens_up_to_the_largest(
     assert capacity.get_ylim() == pytest.approx((0, 1.15 * up.max()))
     assert sum(bar.get_height() for bar in memory.patches) == pytest.approx(found.conditions.gpu_memory / GIB)
     assert memory.get_gridspec().get_width_ratios() == (1, 2.5)
+    legend = memory.get_legend()
+    assert [text.get_text().split("  ")[0] for text in legend.get_texts()[::5]] == ["unused", "GPU"], (
+        "from the top of the bar"
+    )
+    assert not legend.get_frame_on()
 
 
 def test_out_of_memory_is_drawn_too_and_other_files_and_places_are_refused(tmp_path: Path) -> None:
