@@ -28,6 +28,7 @@ REPLACED = (
     "config_format",
     "load_format",
     "tensor_parallel_degree",
+    "kv_cache_dtype",  # FP8 needs AVX-512
     "max_model_len",
     "gpu_memory_utilization",
 )
