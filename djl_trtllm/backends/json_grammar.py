@@ -606,9 +606,9 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 
-def _merged(one: Any, other: Any) -> dict[str, Any] | None:
+def _merged(one: Any, other: dict[str, Any]) -> dict[str, Any] | None:
     """The schema of the values that fit both schemas; None if the keywords of both together do not express it."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
+    if not isinstance(one, dict):
         return None
     merged = {**one}
     for name, value in other.items():

@@ -238,7 +238,7 @@ class Pattern:
         part = self._alternatives()
         if not self._take(")"):
             raise PatternError(f"the parenthesis at {start} is not closed")
-        return _Part(f"({part.text})", part.least, part.most, part.unit if part.least == part.most == 1 else "")
+        return part
 
     def _set(self, start: int) -> _Ranges:
         inverted, found = self._take("^"), _Ranges()

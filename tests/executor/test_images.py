@@ -6,14 +6,16 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from djl_trtllm.executor.gated import GatedExecutor
-from djl_trtllm.executor.images import AsyncImageGate, ImageGate
+from djl_trtllm.executor.images import AsyncImageGate, ImageGate, ImagePrompts
 from djl_trtllm.executor.protocol import Step, Submit
 from djl_trtllm.request import FinishReason, Image, Sampling
+from tests.support.vision import seeing_model
 
 
 class Reading:
@@ -147,6 +149,14 @@ def test_an_executor_waits_for_images_and_ends_a_request_that_is_cancelled_befor
     assert [end.request_id for end in executor.step().ends] == [3, 2, 1]
     assert not executor.busy
     executor.close_gates()
+
+
+def test_the_first_request_has_an_image_with_as_many_tokens_as_its_prompt(tmp_path: Path) -> None:
+    prompts = ImagePrompts(seeing_model(tmp_path / "seeing"))
+    request = prompts.first()
+    (image,), (picture,) = request.images, prompts.pictures(request)
+    assert prompts.vision.tokens(*picture.size) == prompts.vision.tokens(image.width, image.height)
+    assert prompts.vision.expanded(prompts.collapsed(request), [image.tokens]) == request.prompt_ids
 
 
 async def until(condition: Callable[[], bool]) -> None:

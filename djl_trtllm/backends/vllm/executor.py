@@ -434,9 +434,9 @@ def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
     Its kernels write to the places of token ids without a look at the end of the vocabulary.
     """
     spellings = parameters.bad_words_token_ids or ()
-    ids = itertools.chain(parameters.all_stop_token_ids if parameters.min_tokens else (), *spellings)
-    if (highest := max(ids, default=0)) >= vocabulary:
-        raise ValueError(f"token {highest} of bad words or stop tokens: the model's tokens end at {vocabulary - 1}")
+    for token in itertools.chain(parameters.all_stop_token_ids if parameters.min_tokens else (), *spellings):
+        if token >= vocabulary:
+            raise ValueError(f"token {token} of bad words or stop tokens: the model's tokens end at {vocabulary - 1}")
     tokens, stops = sum(map(len, spellings)), len(parameters.all_stop_token_ids)
     if len(spellings) > _MOST_SPELLINGS or tokens > _MOST_SPELT:
         raise ValueError(

@@ -118,13 +118,20 @@ def test_what_a_plan_lowers_is_said(checkpoint: Path, options: dict[str, object]
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), (None, "fp16")]
+    ("name", "stored", "expected"),
+    [
+        *(("float16", b"F16", "fp16"), ("bfloat16", b"F16", "bf16"), ("float32", b"F16", "fp32")),
+        *((None, b"F16", "fp16"), (None, b"F32", "fp32"), (None, b"I64", "fp16")),
+    ],
 )
 def test_auto_keeps_the_checkpoints_number_format(
-    checkpoint: Path, tmp_path: Path, name: str | None, expected: str
+    checkpoint: Path, tmp_path: Path, name: str | None, stored: bytes, expected: str
 ) -> None:
     """It is read from the weights where config.json does not have it."""
-    assert planned(with_config(checkpoint, tmp_path / "m", dtype=name)).dtype == expected
+    model = with_config(checkpoint, tmp_path / "m", dtype=name)
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(b"F16", stored))
+    assert planned(model).dtype == expected
 
 
 @by_table("options", "words")

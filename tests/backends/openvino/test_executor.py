@@ -130,6 +130,15 @@ def test_output_that_cannot_be_read_ends_its_request_and_no_other(
     assert "2 log-probabilities for 1 token" in str(outputs[2].end.error) and not outputs[2].ids
 
 
+def test_a_request_that_goes_on_brings_only_new_tokens_and_ends_if_it_makes_others(
+    executor: OpenVinoExecutor, prompt: list[int]
+) -> None:
+    ids = generate(executor, prompt, 8).ids
+    assert generate(executor, prompt, 8, repeated_ids=ids[:3]).ids == ids[3:]
+    other = generate(executor, prompt, 8, repeated_ids=[ids[0], ids[1] + 1])
+    assert "other tokens" in str(other.end.error) and other.ids == []
+
+
 def test_reused_prefixes_are_reported_once_and_change_nothing(
     load: Load, executor: OpenVinoExecutor, prompt: list[int]
 ) -> None:

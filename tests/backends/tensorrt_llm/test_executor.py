@@ -191,19 +191,23 @@ def test_an_executor_without_a_usable_tokenizer_has_no_guides_and_says_why(
 
 
 @pytest.mark.parametrize(
-    ("version", "kv_cache", "apart"),
+    ("version", "kv_cache", "apart", "salts"),
     [
-        ("1.0.0", {}, False),
-        ("1.0.0", {"enable_block_reuse": True}, False),
-        ("1.0.0", {"enable_block_reuse": False}, True),
-        ("1.1.0", {"enable_block_reuse": True}, True),
+        ("1.0.0", {}, False, [None, None]),
+        ("1.0.0", {"enable_block_reuse": True}, False, [None, None]),
+        ("1.0.0", {"enable_block_reuse": False}, True, [None, None]),
+        ("1.1.0", {"enable_block_reuse": True}, True, ["key", None]),
     ],
 )
-def test_prompts_of_different_keys_are_kept_apart_by_salts_or_because_none_is_reused(
-    make: MakeEngine, version: str, kv_cache: dict[str, bool], apart: bool
+@played
+async def test_prompts_of_different_keys_are_kept_apart_by_salts_or_because_none_is_reused(
+    make: MakeEngine, version: str, kv_cache: dict[str, bool], apart: bool, salts: list[str | None]
 ) -> None:
-    executor = make(version, arguments={"kv_cache_config": kv_cache}).executor
-    assert ("cache_salt" in executor.features) == apart
+    engine = await make.begun(version, arguments={"kv_cache_config": kv_cache})
+    assert ("cache_salt" in engine.executor.features) == apart
+    for number, salt in enumerate(("key", "")):
+        engine.submit(number, cache_salt=salt)
+    assert [call.get("cache_salt") for call in engine.llm.calls] == salts
 
 
 @pytest.mark.parametrize("accepted", [False, True])

@@ -55,6 +55,7 @@ class Pool:
     def __init__(self) -> None:
         self.tasks: list[Future[Any]] = []
         self.given: list[tuple[Any, ...]] = []
+        self.joined_by: threading.Thread | None = None
 
     def submit(self, task: Callable[..., Any], *args: Any) -> Future[Any]:
         self.given.append((task, *args))
@@ -62,6 +63,7 @@ class Pool:
         return self.tasks[-1]
 
     def shutdown(self) -> None:
+        self.joined_by = threading.current_thread()
         threading.Event().wait()
 
 
@@ -174,7 +176,10 @@ def test_a_spawn_that_fails_is_the_error_of_the_tasks(
             assert not task.done()
 
 
-@pytest.mark.parametrize(("commands", "fails"), [([("prte",)], True), ([("prte",), RANK], False), ([("sh",)], False)])
+@pytest.mark.parametrize(
+    ("commands", "fails"),
+    [([("prte",)], True), ([("prte",), ("sh",)], True), ([("prte",), RANK], False), ([("sh",)], False)],
+)
 def test_ranks_that_do_not_come_are_waited_for_a_while(
     pool: Pool, below: list[Process], monkeypatch: pytest.MonkeyPatch, commands: list[tuple[str, ...]], fails: bool
 ) -> None:
@@ -230,6 +235,7 @@ def test_a_pool_is_not_joined_for_ever(pool: Pool, below: list[Process]) -> None
             raise RuntimeError("Executor worker died during initialization")
         finally:
             pool.shutdown()
+    assert pool.joined_by is not None and pool.joined_by.daemon, "the process can end"
 
 
 # -- ranks of a launcher -----------------------------------------------------------------------------------------------

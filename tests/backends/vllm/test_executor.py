@@ -262,6 +262,10 @@ def test_structural_tags_go_to_vllm_where_xgrammar_compiles_them(
     assert shared.features - other.features == {"structural_tag"}
     ((program, directory),) = opened
     assert "llguidance" in program and directory == str(tiny_stories)
+    other.submit(Submit(1, PROMPTS[0], Sampling(2), guide=Guide(GuideKind.JSON_OBJECT)))
+    (request,) = other._core.requests.values()
+    assert request.sampling_params.structured_outputs.json, "llguidance takes schemas as they are"
+    finish(other)
 
 
 @fake_only
