@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm import processes
-from djl_trtllm.processes import end_group, oom_kills, raise_limit
+from djl_trtllm.processes import compiler_below, end_group, oom_kills, raise_limit
 
 BEGIN = """
 import resource, signal
@@ -67,6 +68,19 @@ limits = resource.getrlimit(resource.RLIMIT_AS)
 assert limits[0] == limits[1]
 """
     assert printed(program) == outcome
+
+
+def test_a_compiler_that_runs_below_this_process_is_found_until_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "nvcc"
+    script.write_text("#!/bin/sh\necho begun; read line")
+    script.chmod(0o755)
+    assert compiler_below() is None
+    with subprocess.Popen([script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as compiler:
+        assert compiler.stdout is not None and compiler.stdout.readline() == b"begun\n"
+        assert compiler_below() == f"nvcc (process {compiler.pid})"
+        compiler.kill()
+        os.waitid(os.P_PID, compiler.pid, os.WEXITED | os.WNOWAIT)
+        assert compiler_below() is None, "it has ended and nobody has waited for it"
 
 
 # -- The limit of file descriptors --

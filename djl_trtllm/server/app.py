@@ -327,7 +327,7 @@ class Handshake(asyncio.Protocol):
     """A connection during its handshake; then the protocol that `make` returns takes its place."""
 
     def __init__(self, connections: Connections, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
-        self.deadline = 0.0
+        self.deadline: float
         self._connections = connections
         self._context = context
         self._make = make

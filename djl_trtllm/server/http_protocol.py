@@ -92,8 +92,6 @@ class HttpProtocol(asyncio.Protocol):
         self._lost: Callable[[], None] | None = None
         self._last_reply = b""
         """The refusal of a request that is not read further, while those before it are answered."""
-        self._websocket: WebSocketProtocol | None = None
-        """The protocol that has the connection instead of this one, and gets its data."""
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]:
@@ -151,7 +149,6 @@ class HttpProtocol(asyncio.Protocol):
         protocol = WebSocketProtocol(
             self._connections, self._addresses, config=self._config, server_state=self._server_state, app_state={}
         )
-        self._websocket = protocol
         protocol.connection_made(self.transport)
         self.transport.set_protocol(protocol)
         protocol.data_received(_head(self._parser, self._url, self._headers))
@@ -165,11 +162,6 @@ class HttpProtocol(asyncio.Protocol):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._ahead:
-            self._go_on()
-            if self._websocket is not None:
-                self._websocket.data_received(data)
-                return
         if self._linger is not None:
             self._linger -= len(data)
             if self._linger < 0:

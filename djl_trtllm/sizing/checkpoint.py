@@ -396,7 +396,7 @@ def _mlp(
         yield f"{name}.{matrix}.weight", (hidden, width) if matrix == "down_proj" else (width, hidden)
 
 
-_IMAGES = re.compile(r"([1-9]\d{0,3})(?::([1-9]\d{0,4})x([1-9]\d{0,4}))?")
+_IMAGES = re.compile(r"[1-9]\d{0,3}(:[1-9]\d{0,4}x[1-9]\d{0,4})?")
 
 
 @dataclass(frozen=True)
@@ -435,12 +435,11 @@ class CheckpointSizes:
 
         Raises SizingError.
         """
-        found = _IMAGES.fullmatch(images)
-        if found is None:
+        if _IMAGES.fullmatch(images) is None:
             raise SizingError(f"{images} images: expected a number, such as 2, or 2:1024x768 with their pixels")
         if self.vision is None:
             raise SizingError(f"{self.source} takes no images, or its processor is not known (docs/images.md)")
-        count, *pixels = (int(number) for number in found.groups() if number is not None)
+        count, *pixels = map(int, re.split("[:x]", images))
         try:
             return count * (self.vision.tokens(*pixels) if pixels else self.vision.most_tokens)
         except ValueError as error:

@@ -241,6 +241,11 @@ def test_errors_are_those_that_the_dialect_makes() -> None:
     schema = overloaded["content"]["application/json"]["schema"]
     assert sorted(schema["required"]) == ["code", "message", "queue_capacity", "queue_depth", "type"]
     assert "is malformed" in resolved(made, responses["424"])["description"]
+    made = described(DEFAULT)
+    unavailable = resolved(made, made["paths"]["/invocations"]["post"]["responses"]["503"])
+    schema = unavailable["content"]["application/json"]["schema"]
+    assert sorted(schema["required"]) == ["code", "message", "type"], "not every such error has the queue's length"
+    assert sorted(schema["properties"]) == ["code", "message", "queue_capacity", "queue_depth", "type"]
 
 
 def test_errors_of_sagemakers_path_are_sagemakers() -> None:

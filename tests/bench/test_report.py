@@ -135,7 +135,7 @@ def test_requests_without_an_end_are_warned_of_unless_ctrl_c_ended_the_load() ->
 @drawn
 def test_the_page_is_one_file_without_scripts_and_addresses_whatever_a_server_says() -> None:
     loads = [figures(1, 10), figures(2, 20), figures(4, 20, failed=1)]
-    loads[-1].details["HTTP 429"] = "<script>alert(1)</script>"
+    loads[-1].details["HTTP 429"], loads[-1].cpu_share = "<script>alert(1)</script>", 0.9
     made = result(*loads, knee=2, swept=True)
     made.model = "<img src=x>"
     text = page(made)
@@ -143,6 +143,7 @@ def test_the_page_is_one_file_without_scripts_and_addresses_whatever_a_server_sa
     assert not re.findall(r"url\([^#]|@import|<[^>]+ (?:src|href)=", text)
     assert text.count("<svg") == 1 and text.count("<tr>") == 4
     assert "Knee: 2 clients" in text and ">knee</text" in text
+    assert "Warning: 4 clients: the client used 90 % of a core" in text
     assert text == page(made), "the same figures give the same page"
 
 
@@ -217,6 +218,8 @@ def test_a_chart_is_drawn_as_it_is_described(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert second.get_ylim()[0] > 0 and not hidden.axison and none.get_legend() is None
     assert first.xaxis.get_major_formatter()(2000, 0) == "2,000"
+    across, up = (axis.get_gridlines()[0] for axis in (first.yaxis, first.xaxis))
+    assert (across.get_visible(), across.get_alpha(), up.get_visible()) == (True, 0.4, False)
     line, knee = first.lines
     assert (line.get_label(), line.get_marker(), line.get_drawstyle(), list(knee.get_xdata())) == (
         "a",

@@ -53,6 +53,8 @@ def test_the_machines_that_hold_a_load_come_cheapest_first_with_lines_to_paste(m
     head = ["machine", "GPUs", "setting", "tok/s", "stream", "TTFT", "USD/h", "USD/M"]
     assert table.splitlines()[0].split() == head
     assert table.splitlines()[1].startswith("g6e.xlarge")
+    held = len(answered(model, *LOAD, "--ttft", "1s")["holding"])
+    assert len(prices) == 10 and table.splitlines()[11:] == [f"and {held - 10} more"]
     lines = [line for line in pasted.splitlines() if line.startswith("option.")]
     config = load(None, {}, arguments=lines)
     assert config.options.tensor_parallel_degree == 1

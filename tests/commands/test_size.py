@@ -206,7 +206,13 @@ def test_compare_names_the_cheapest(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--gpu", "h100,h200"], ["--gpu", "h100", "--instance", "g5.xlarge"], ["--gpu", "h100", "--tp", "1,2"]]
+    "flags",
+    [
+        ["--gpu", "h100,h200"],
+        ["--gpu", "h100", "--instance", "g5.xlarge"],
+        ["--gpu", "h100", "--tp", "1,2"],
+        ["--gpu", "h100", "--compare"],
+    ],
 )
 def test_several_machines_or_degrees_are_compared(model: str, flags: list[str]) -> None:
     assert len(told(model, *flags)["candidates"]) >= 2

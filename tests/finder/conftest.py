@@ -23,8 +23,8 @@ def model_with(directory: Path, script: dict[str, object] | None = None, /, **op
     return scripted_model(directory, script, **{**LIMITS, **cache, **options})
 
 
-def one_gpu(memory: int) -> Hardware:
-    """This machine with one GPU of this many bytes, and TensorRT-LLM 1.2.1."""
+def one_gpu(memory: int | None) -> Hardware:
+    """This machine with one GPU of this many bytes (None: unknown), and TensorRT-LLM 1.2.1."""
     gpus = (Gpu("NVIDIA H200", (9, 0), memory),)
     with_gpu = replace(this_machine(), gpus=gpus, driver="580.65.06", engine_backend=True)
     return replace(with_gpu, tensorrt_llm="1.2.1", tensorrt="10.13.3.9")

@@ -542,6 +542,7 @@ def test_the_first_guess_on_a_gpu_is_the_estimate_for_its_memory(tiny_stories: P
         open_subject(str(model), {"backend": "pytorch"}, TrialLoad(), one_gpu(size << 30)).guess() for size in (8, 80)
     )
     assert small is not None and large is not None and LOWEST < small < large
+    assert open_subject(str(model), {"backend": "pytorch"}, TrialLoad(), one_gpu(None)).guess() is None
 
 
 def test_an_engine_in_host_memory_has_a_bound(tiny_stories: Path, tmp_path: Path) -> None:

@@ -95,3 +95,4 @@ def test_a_session_keeps_its_replica_when_others_come_and_go() -> None:
     without = {number: ranked(str(number).encode(), REPLICAS[:3])[0] for number in range(200)}
     assert all(without[number] == replica for number, replica in before.items() if replica != "d")
     assert min(Counter(before.values()).values()) > 25
+    assert ranked(b"1", REPLICAS) == ["b", "c", "a", "d"], "routers of two releases agree while a cluster is updated"

@@ -56,7 +56,8 @@ def test_several_routers_agree_about_conversations_and_loads() -> None:
 
 
 def test_a_session_stays_whatever_it_says() -> None:
-    assert len(set(routed(Fleet(slack=2), prompt("a"), prompt("b"), b"", session="ada"))) == 1
+    (replica,) = {*routed(Fleet(slack=2), prompt("a"), prompt("b"), b"", session="ada")}
+    assert routed(Fleet(slack=2), b"", session="ada", loads={replica: Load()}) == [replica], "when others are gone"
 
 
 def test_a_beginning_that_all_prompts_share_does_not_fill_one_replica() -> None:

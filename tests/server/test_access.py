@@ -19,7 +19,7 @@ from djl_trtllm.server.access import Access, ApiKey, Role, WrongPort, read_acces
 from djl_trtllm.server.app import Handshake, tls_arguments
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.context import ServerContext
-from djl_trtllm.telemetry import ServedRequest
+from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.server.application import application
 from tests.support.asgi import JSON, Connection
 from tests.support.server import Certificates
@@ -291,6 +291,8 @@ OPEN = {
     "/v2/models/{model}/ready",
     "/v2/models/{model}/versions/{version}/ready",
 }
+HEALTH = ("/ping", "/health", "/live", "/loaded", "/ready")
+"""Ends of the open paths that health checks ask."""
 ROLES = {
     "/metrics": Role.METRICS,
     "/monitor/events": Role.METRICS,
@@ -308,7 +310,9 @@ def status_of(answer: Connection) -> int:
     return int(status)
 
 
-async def test_every_path_needs_its_role() -> None:
+async def test_every_path_needs_its_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet: dict[str, bool] = {}
+    monkeypatch.setattr(Telemetry, "ended", lambda _, request: quiet.update({request.path: request.quiet}))
     paths = {*OPEN, *ROLES, "/", *(path for dialect in DIALECTS for path in dialect.pages)}
     generating = {path for dialect in DIALECTS for path in (*dialect.paths, *dialect.actions)}
     async with application(access=ACCESS, monitor=False) as app:
@@ -326,6 +330,8 @@ async def test_every_path_needs_its_role() -> None:
             assert mine not in (401, 403), path
             assert statuses.pop("none") == 401, path
             assert set(statuses.values()) == {403}, path
+    checks = {path.replace("{", "").replace("}", "") for path in OPEN if path.endswith(HEALTH)}
+    assert {path for path, is_quiet in quiet.items() if is_quiet} == checks, "health checks leave no line in the log"
 
 
 async def test_a_refusal_names_the_scheme_and_is_in_the_dialects_form() -> None:

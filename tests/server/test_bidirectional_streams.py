@@ -184,7 +184,9 @@ async def test_a_request_whose_connection_is_reset_has_no_client_any_more() -> N
     assert received == [{"type": "http.request", "body": b"{}", "more_body": False}, {"type": "http.disconnect"}]
 
 
-async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, tokenizer: Tokenizer) -> None:
+async def test_a_client_that_cannot_be_written_to_is_given_up(
+    hosts: Hosts, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
     _, app = await served(tokenizer)
     socket = Socket(app)
     socket.message(body(4, stream=True))
@@ -193,6 +195,12 @@ async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, toke
     hosts.last.step()
     await asyncio.wait({socket.task})
     assert len(hosts.last.cancelled) == 1
+    refused = Socket(app)
+    await until(lambda: bool(refused.sent))
+    refused.gone = True
+    refused.message(b"{")
+    await asyncio.wait({refused.task})
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "a client that leaves is no defect"
 
 
 async def test_messages_count_as_bodies_while_they_wait(hosts: Hosts, tokenizer: Tokenizer) -> None:

@@ -317,6 +317,28 @@ async def test_connections_are_bounded_and_end_when_they_are_idle() -> None:
             writer.close()
 
 
+def frame(kind: int, data: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
+    """A frame of HTTP/2: its length, kind, flags and stream stand before the data."""
+    return len(data).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + data
+
+
+@in_real_time
+async def test_the_client_of_an_open_stream_is_asked_whether_it_is_still_there() -> None:
+    settings, headers, ping, end_of_headers = 4, 1, 6, 4
+    fields = {":method": "POST", ":scheme": "http", ":path": SERVICE + "ModelStreamInfer", ":authority": "a"}
+    fields |= {"te": "trailers", "content-type": "application/grpc"}
+    # A zero byte, then the name and the value, each behind its length: a literal field of HPACK.
+    head = b"".join(b"\0" + b"".join(bytes([len(text)]) + text.encode() for text in pair) for pair in fields.items())
+    async with served(Registry(), keep_alive_timeout=0.1) as (server, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.bound_port)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(settings) + frame(headers, head, end_of_headers, 1))
+        kind = settings
+        while kind != ping:
+            length, kind = (await asyncio.wait_for(reader.readexactly(9), 60))[2:4]
+            await reader.readexactly(length)
+        writer.close()
+
+
 @in_real_time
 async def test_calls_are_bounded_as_connections_of_http() -> None:
     async with served(Registry(), max_connections=1) as (_, client):

@@ -123,6 +123,8 @@ def test_a_list_says_which_layers_have_experts() -> None:
     assert "model.layers.0.mlp.up_proj.weight" in names
     assert "model.layers.1.mlp.experts.up_proj.weight" in names and "lm_head.weight" in names
     assert "lm_head.weight" not in shapes(llama(tie_word_embeddings=True))
+    assert "lm_head.weight" not in shapes(gemma3()) and "lm_head.weight" in shapes(gemma3(tie_word_embeddings=False))
+    assert "lm_head.weight" in shapes({**gemma3(), "tie_word_embeddings": False}), "beside the text's part"
     # With a step of two every second layer has experts.
     sparse = shapes(llama(num_local_experts=4, num_hidden_layers=3, interleave_moe_layer_step=2))
     assert [name for name in sparse if name.endswith("mlp.gate.weight")] == ["model.layers.1.mlp.gate.weight"]

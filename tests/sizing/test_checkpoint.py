@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 from djl_trtllm.config.options.choices import KvCacheDType, QuantAlgorithm, Quantization
 from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.model.checkpoint import StoredTensor
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.sizing.checkpoint import CheckpointSizes, expected_tensors
 from djl_trtllm.sizing.estimate import GIB, Conditions, Estimate, warnings_of
 from djl_trtllm.sizing.tensors import (
@@ -26,6 +28,7 @@ from djl_trtllm.sizing.tensors import (
     Part,
     WeightTensor,
     cache_bits,
+    compute_format,
     group_of,
     indivisible_heads,
     layer_of,
@@ -234,6 +237,17 @@ def test_every_value_of_the_options_has_a_size() -> None:
         assert 4 <= weight_bits(choice.value) <= 16
     for dtype in set(KvCacheDType) - {KvCacheDType.AUTO}:
         assert 4 <= cache_bits(dtype.value) <= 32
+
+
+def test_matrices_without_a_narrower_format_are_multiplied_in_sixteen_bits() -> None:
+    formats = [compute_format(name) for name in (None, "int8", "awq", "w4a8_awq", "FP8", "nvfp4")]
+    assert formats == ["bf16", "bf16", "bf16", "fp8", "fp8", "fp4"]
+
+
+@by_rows(("images", "tokens"), [("2", 2 * 16), ("1:2x2", 1), ("3:8x4", 3 * 2)])
+def test_images_have_the_tokens_of_their_pixels_or_of_the_largest(images: str, tokens: int) -> None:
+    sizes = replace(CheckpointSizes.from_config(llama()), vision=Vision(7, 4, 16, 256))
+    assert sizes.image_tokens(images) == tokens
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

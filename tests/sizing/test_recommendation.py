@@ -74,8 +74,11 @@ def test_lengths_end_at_the_models_context() -> None:
 
 
 def test_machine_and_degrees_are_passed_on() -> None:
-    found = conditions_of(configured(), SHAPE, gpu_memory=7, tensor_parallel=4, pipeline_parallel=2, compiled=False)
+    found = conditions_of(
+        configured(), SHAPE, gpu_memory=7, tensor_parallel=4, pipeline_parallel=2, compiled=False, draft=SMALL
+    )
     assert (found.gpu_memory, found.tensor_parallel, found.pipeline_parallel, found.backend) == (7, 4, 2, "pytorch")
+    assert found.draft is SMALL
     more = conditions_of(configured(max_beam_width=3, max_num_sequences=64), SHAPE, gpu_memory=1)
     assert (more.max_beam_width, more.max_batch_size, more.backend) == (3, 64, "tensorrt")
     assert conditions_of(configured(), SHAPE, gpu_memory=1).max_batch_size == 32

@@ -107,6 +107,7 @@ def test_answers_are_compared_with_those_of_the_first_engine() -> None:
     assert cells == ["the reference", "50.00 % (differs)", "not available"]
     assert any(line.startswith("b answers otherwise than a") for line in found.conclusion())
     found.engines[2].no_answers = "no log-probabilities"
+    assert versus(found.engines[2], found.engines[0]).agreement(found.engines[0]) is None
     assert any("no log-probabilities" in line for line in found.conclusion())
 
 

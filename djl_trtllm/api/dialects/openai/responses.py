@@ -343,16 +343,16 @@ class CompletionEncoder(ObjectEncoder):
         parts.append(LogprobsPart.of_output(tokens, parts[-1] if parts else None))
 
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        response, generation = self.response, index // self.response.n
-        echoed = response.prompts[generation] if response.echo else ""
+        generation = index // self.response.n
+        echoed = self.response.prompts[generation] if self.response.echo else ""
         choice = {
             "index": index,
             "text": echoed + sequence.text,
-            "logprobs": joined_logprobs(self._logprobs[index]) if response.logprobs else None,
+            "logprobs": joined_logprobs(self._logprobs[index]) if self.response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
-            **response.shown_ids(sequence.tokens, generation),
+            **self.response.shown_ids(sequence.tokens, generation),
         }
-        if response.prompt_logprobs:
+        if self.response.prompt_logprobs:
             choice["prompt_logprobs"] = self._prompt_logprobs[generation]
         return choice
 
