@@ -290,7 +290,7 @@ tokenizer_formats.run(*sys.argv[2:])
 """
 
 _FACTS = "facts.json"
-SOURCES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json", "*.model")
+SOURCES = ("*.model", "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
 
 
 @dataclass(frozen=True)

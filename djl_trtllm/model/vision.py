@@ -121,8 +121,7 @@ class Vision:
         from PIL.Image import Resampling
 
         picture = decode(data)
-        scaled = self.scaled(*picture.size)
-        return picture if picture.size == scaled else picture.resize(scaled, Resampling.BICUBIC)
+        return picture.resize(self.scaled(*picture.size), Resampling.BICUBIC)
 
     def example(self) -> tuple[list[int], bytes, int]:
         """The ids of a prompt with a small image, the image's file, and the length of its sides in pixels."""
@@ -139,7 +138,6 @@ class Vision:
         Raises InvalidRequestError where the marks of images are not those of a template with these images: OpenVINO
         GenAI finds images by them, and reads beyond its memory where one is missing.
         """
-        ids = list(ids)
         if (places := ids.count(self.placeholder)) != len(tokens):
             raise InvalidRequestError(
                 f"the prompt has {places} places for images, and the request has {len(tokens)}: send images as content "

@@ -283,8 +283,8 @@ class SamplingParams:
         )
 
     def _given(self) -> dict[str, Any]:
-        """Return the parameters that are set, in the types of JSON."""
-        given = {name: getattr(self, name) for name in _ROWS if getattr(self, name) is not None}
+        """Return the parameters in the types of JSON, None where they are not set."""
+        given = {name: getattr(self, name) for name in _ROWS}
         for name in ("stop", "stop_token_ids", "bad"):
             if isinstance(given.get(name), Sequence) and not isinstance(given[name], str):
                 given[name] = list(given[name])

@@ -609,7 +609,7 @@ def preview(
         if _is_archive(model):
             return _unopened(model, alone, machine)
         if is_remote(model):
-            return _planned(open_remote(model, environ, arguments, config_only=True), machine)
+            return _planned(open_remote(model, environ, arguments, config_only=True), machine, offline=offline)
         return _planned(open_source(Path(model), environ, arguments), machine, offline=offline)
     except NotDescribedError as error:
         return Preview(alone, machine.hardware, remarks=(f"not planned: {error}",), offline=offline)
@@ -623,7 +623,7 @@ def _not_looked_at(model: str) -> NotDescribedError:
     return NotDescribedError(f"{model} is looked at when it is served (--offline)")
 
 
-def _planned(source: ModelSource, machine: _Machine, *, offline: bool = False) -> Preview:
+def _planned(source: ModelSource, machine: _Machine, *, offline: bool) -> Preview:
     source = replace(source, config_only=True, offline=offline)
     config = source.config
     try:

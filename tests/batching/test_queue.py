@@ -361,9 +361,9 @@ def test_only_so_many_clients_are_looked_at_for_one_that_fits(large: int, small_
 
 
 def test_a_client_waits_for_itself_and_delays_nobody() -> None:
-    queue = Queue(places=10, kv_blocks=100)
+    queue = Queue(places=7, kv_blocks=100)
     _started_with(queue, "large", 80)
-    queue.add("large", blocks=80)
+    queue.add("large", blocks=95)  # all that is left beside five of the others
     assert queue.start() is None
     for _ in range(6):
         queue.add("small")

@@ -124,8 +124,11 @@ def test_a_compiled_openvino_engine_does_not_take_a_strangers_tokenizer(tmp_path
     layout = inspect(engine)
     assert layout.kind is ModelKind.OPENVINO_ENGINE and layout.kind.is_engine
     assert (layout.engine_dir, layout.config, layout.tokenizer_dir) == (engine, None, None)
-    write(engine, **{"config.json": HF, "tokenizer.model": b"x"})
-    assert (inspect(engine).config, inspect(engine).tokenizer_dir) == (HF, engine)
+    write(engine, **{"config.json": HF})
+    for name in ("tokenizer.json", "any.model", "vocab.json", "vocab.txt", "any.tiktoken", "tekken.json"):
+        write(engine, **{name: b"x"})
+        assert (inspect(engine).config, inspect(engine).tokenizer_dir) == (HF, engine)
+        (engine / name).unlink()
 
 
 def test_a_compiled_tensorrt_engine_has_its_ranks_in_order_of_number(tmp_path: Path) -> None:

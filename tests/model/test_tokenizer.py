@@ -201,6 +201,8 @@ def test_bos_and_eos_are_added_as_transformers_adds_them(
     plain = tokenizer.encode("the wolf", add_special_tokens=False)
     wanted = [id_ for item in expected for id_ in (plain if item == "…" else [item])]
     assert tokenizer.encode("the wolf") == wanted
+    assert tokenizer.encode_all(["the wolf"]) == [wanted]
+    assert tokenizer.encode_all(["the wolf"] * 128 + ["the"], False)[126:] == [plain, plain, plain[:-1]]
 
 
 def test_a_tokenizer_from_another_process_has_its_template_compiled_when_it_renders(

@@ -225,6 +225,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_without_a_model_the_environment_is_read(checkpoint: Path) -> None:
+    found = preview(None, {"OPTION_MAX_INPUT_LEN": "77"})
+    assert (found.config.options.max_input_len, found.plan, found.refusal) == (77, None, None)
+    assert "no model is named" in found.remarks[0]
+
+
 def test_what_is_not_there_or_wrong_is_an_error(checkpoint: Path) -> None:
     with pytest.raises(ModelError, match="no model at"):
         preview(str(checkpoint / "nowhere"), {})
@@ -369,7 +375,9 @@ def test_an_archive_in_s3_is_looked_for_and_not_fetched(monkeypatch: pytest.Monk
 def test_what_djl_serving_runs_is_known_by_its_container_and_by_our_handlers(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not preview(str(checkpoint), {}).under_djl
-    assert preview(str(checkpoint), {"OPTION_ENTRYPOINT": "djl_trtllm.async_handler"}).under_djl
+    for environ, under in (({}, False), ({"OPTION_ENTRYPOINT": "djl_trtllm.async_handler"}, True)):
+        found = preview(str(checkpoint), {"OPTION_MPI_MODE": "true", **environ})
+        read = not any("option.mpi_mode" in note for note in found.config.notes)
+        assert (found.under_djl, read) == (under, under)
     monkeypatch.setenv("DJL_SERVING_HOME", "/opt/djl")
     assert preview(str(checkpoint), {}).under_djl

@@ -360,10 +360,12 @@ def test_a_tokenizer_is_loaded_when_it_is_asked_for_and_once(checkpoint: Path, m
     monkeypatch.setattr(tokenizer, "load_tokenizer", noting)
     engine = write_engine_files(checkpoint.parent / "engine")
     monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
-    prepared = prepare(open_source(checkpoint, OPENVINO))
+    (checkpoint / "words").mkdir()
+    (checkpoint / "tokenizer.json").rename(checkpoint / "words" / "tokenizer.json")
+    prepared = prepare(open_source(checkpoint, {**OPENVINO, "OPTION_TOKENIZER": "words"}))
     assert loaded == []
     assert prepared.texts().tokenizer is replace(prepared, name="other").tokenizer
-    assert loaded == [checkpoint]
+    assert loaded == [checkpoint / "words"]
 
 
 def test_a_tokenizer_that_only_the_engine_names_is_loaded_and_checked(

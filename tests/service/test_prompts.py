@@ -26,7 +26,7 @@ from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongE
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, Pooling, Sampling
 from djl_trtllm.service.prompts import PromptReader
-from djl_trtllm.service.rendering import ChatRenderer
+from djl_trtllm.service.rendering import ChatRenderer, RenderingProcess
 from djl_trtllm.service.work import WORKERS, WorkerThreads
 from tests.support.in_process import Hosts, played_model
 from tests.support.processes import PATIENCE
@@ -137,7 +137,9 @@ async def test_a_process_that_is_killed_costs_no_request_and_one_whose_processes
 
 
 @rendering()
-async def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest(renderer: ChatRenderer) -> None:
+async def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest(
+    renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leaving = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
     staying = asyncio.ensure_future(renderer.render(conversation("a"), {}))
     await asyncio.sleep(0)
@@ -145,6 +147,11 @@ async def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest(renderer: 
     await renderer.close()
     with pytest.raises(NotReadyError):
         await staying
+    start = mock.AsyncMock(side_effect=OSError)
+    monkeypatch.setattr(RenderingProcess, "start", start)
+    with pytest.raises(NotReadyError):
+        await renderer.render(conversation("a"), {})
+    start.assert_not_called()
 
 
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -205,9 +205,9 @@ class RepositoryFolder:
             progress(f"{where}: the hub has no checksum to compare for {', '.join(unchecked[:5])}")
         fresh = {}
         for name, file in files.items():
-            key, record = self._state(snapshot / name, file)
-            if file.algorithm and known.get(key) != record:
-                fresh[name] = (key, record)
+            state = self._state(snapshot / name, file)
+            if file.algorithm and (state is None or known.get(state[0]) != state[1]):
+                fresh[name] = state
         if not fresh:
             return
         size = sum(files[name].size for name in fresh)
@@ -216,7 +216,7 @@ class RepositoryFolder:
             ThreadPoolExecutor(_READERS) as readers,
         ):
             right = list(readers.map(lambda name: _is_right(snapshot / name, files[name], meter), fresh))
-        self._record({key: record for (key, record), good in zip(fresh.values(), right, strict=True) if good})
+        self._record(dict(state for state, good in zip(fresh.values(), right, strict=True) if good and state))
         wrong = [name for name, good in zip(fresh, right, strict=True) if not good]
         if wrong:
             raise DownloadError(self._removed(snapshot, files, wrong))
@@ -238,12 +238,13 @@ class RepositoryFolder:
             "between this machine and the hub changes files: a proxy, or the mirror in HF_ENDPOINT"
         )
 
-    def _state(self, path: Path, file: HubFile) -> tuple[str, tuple[int, str]]:
+    def _state(self, path: Path, file: HubFile) -> tuple[str, tuple[int, str]] | None:
+        """The key and the entry of a file in the record; None where the file is not there."""
         try:
             real = path.resolve(strict=True)
             return os.path.relpath(real, self.path.resolve()), (real.stat().st_mtime_ns, file.checksum)
         except OSError:
-            return str(path), (0, "")  # it was removed meanwhile
+            return None
 
     def _recorded(self) -> Record:
         try:

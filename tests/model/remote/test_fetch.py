@@ -169,6 +169,24 @@ def test_what_is_sent_again_is_counted_once(store: Store, directory: Path, monke
     assert len(store.objects) == len(UPLOADED)
 
 
+def test_an_upload_that_the_store_has_completed_and_does_not_know_any_more_is_complete(
+    store: Store, directory: Path
+) -> None:
+    upload(directory, "s3://models/x", tell)
+
+    def forget(request: Request) -> None:
+        if request.method == "PUT":
+            raise Fault(404, "NoSuchUpload")
+
+    store.fault = forget
+    upload(directory, "s3://models/x", tell)
+    losses: list[Callable[[], None]] = [lambda: store.put("x/z.json", b"["), store.objects.clear]
+    for lose in losses:
+        lose()
+        with pytest.raises(DownloadError, match="NoSuchUpload"):
+            upload(directory, "s3://models/x", tell)
+
+
 @by_table("status", "code", "says", apart=True)  # fmt: skip
 def test_why_the_store_refuses_is_reported_with_what_to_do(
     store: Store, directory: Path, status: int, code: str, says: str, monkeypatch: pytest.MonkeyPatch
