@@ -139,7 +139,6 @@ class ExecutorClient(asyncio.Protocol):
         self._transport: asyncio.WriteTransport
         self._unsent: list[bytes] = []
         self._flushing = self._full = False
-        self._due = 0.0
         self._process: asyncio.subprocess.Process
         self._log_task: asyncio.Task[None]
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -334,27 +333,21 @@ class ExecutorClient(asyncio.Protocol):
         dozens of iterations.
         """
         self._unsent.append(protocol.frame(message))
-        now = self.clock()
         if not self._flushing:
-            self._flushing, self._due = True, now + _TOGETHER_SECONDS
-            self._loop.call_soon(self._flush_when_quiet, now)
-        elif now >= self._due:  # a turn of the event loop may take many times as long
-            self._due = now + _TOGETHER_SECONDS
-            self._write()
+            self._flushing = True
+            now = self.clock()
+            self._loop.call_soon(self._flush_when_quiet, now, now + _TOGETHER_SECONDS)
 
-    def _flush_when_quiet(self, before: float) -> None:
-        """Send the waiting messages once the event loop has had a turn with little work, or when they are due."""
+    def _flush_when_quiet(self, before: float, until: float) -> None:
+        """Send the waiting messages once the event loop has had a turn with little work, at `until` at the latest."""
         now = self.clock()
-        if now - before < _QUIET_SECONDS or now >= self._due:
+        if now - before < _QUIET_SECONDS or now >= until:
             self._flush()
         else:
-            self._loop.call_soon(self._flush_when_quiet, now)
+            self._loop.call_soon(self._flush_when_quiet, now, until)
 
     def _flush(self) -> None:
         self._flushing = False
-        self._write()
-
-    def _write(self) -> None:
         if self._unsent and not self._full:
             unsent, self._unsent = self._unsent, []
             if not self._transport.is_closing():

@@ -25,7 +25,7 @@ _TURNS = 4
 """Turns of the event loop that it takes until a connection in the kernel is accepted, made, and read."""
 _TURNS_BETWEEN = 8
 """Turns of the event loop from one WebSocket that is opened to the next."""
-_BEGUN = 8
+_BEGUN = 16
 """Requests that begin in one turn of the event loop."""
 _QUIET_SECONDS = 60.0
 _SPARE = 64

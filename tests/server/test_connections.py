@@ -176,7 +176,7 @@ async def test_a_reset_sends_nothing_more_and_does_not_wait() -> None:
     server.close()
 
 
-async def test_of_many_requests_eight_begin_in_a_turn_of_the_event_loop_in_their_order() -> None:
+async def test_of_many_requests_sixteen_begin_in_a_turn_of_the_event_loop_in_their_order() -> None:
     shared, begun, seen = connections(), list[int](), list[int]()
     failures = list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
@@ -191,8 +191,8 @@ async def test_of_many_requests_eight_begin_in_a_turn_of_the_event_loop_in_their
     while len(begun) < 80:
         seen.append(len(begun))
         await asyncio.sleep(0)
-    assert begun == list(range(80)) and seen[0] == 8 and len(seen) > 1
-    assert max(later - now for now, later in pairwise([*seen, 80])) <= 8
+    assert begun == list(range(80)) and seen[0] == 16 and len(seen) > 1
+    assert max(later - now for now, later in pairwise([*seen, 80])) <= 16
     assert len(failures) == 1, "a request that fails stops no other"
     await asyncio.sleep(0)
     shared.begin(partial(begin, 80))
