@@ -82,15 +82,16 @@ class ShortTexts:
     def _end_turn(self) -> None:
         self._taken = 0
         crowd, self._crowd = self._crowd, []
-        for special in (False, True):
-            if chosen := [(text, ids) for text, added, ids in crowd if added is special]:
-                texts, futures = zip(*chosen, strict=True)
-                try:
+        try:
+            for special in (False, True):
+                if chosen := [(text, ids) for text, added, ids in crowd if added is special]:
+                    texts, futures = zip(*chosen, strict=True)
                     work = _CROWDS.submit(self._tokenizer.encode_all, texts, special)
-                except (RuntimeError, MemoryError) as error:  # no thread runs, and none can be started
-                    _share(futures, [error] * len(futures))
-                else:
                     asyncio.wrap_future(work).add_done_callback(partial(_share_result, futures))
+        except (RuntimeError, MemoryError) as error:  # memory is short, or no thread runs and none can be started
+            for _, _, ids in crowd:
+                if not ids.done():
+                    ids.set_exception(error)
 
 
 def _share_result(
